@@ -109,19 +109,16 @@ def _unknown(repo: str, folder: Path) -> list[str]:
         listed = {file.path for file in huggingface_hub.get_cached_repo_tree(repo, revision=folder.name)}
     except Exception:  # no list, or a version of the library that keeps none
         return _unmarked(repo, folder)
-    return [name for name in _absent(folder) if name in listed]
-
-
-def _absent(folder: Path) -> list[str]:
-    return [name for name in _MAY_BE_ABSENT if not (folder / name).is_file()]
+    return [name for name in _MAY_BE_ABSENT if name in listed and not (folder / name).is_file()]
 
 
 def _unmarked(repo: str, folder: Path) -> list[str]:
     """The absent files that the library has not asked the hub for."""
     import huggingface_hub
 
+    absent = [name for name in _MAY_BE_ABSENT if not (folder / name).is_file()]
     load = huggingface_hub.try_to_load_from_cache
-    return [name for name in _absent(folder) if load(repo, name, revision=folder.name) is None]
+    return [name for name in absent if load(repo, name, revision=folder.name) is None]
 
 
 def _mark_absent(repo: str, folder: Path) -> None:

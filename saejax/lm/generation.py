@@ -187,7 +187,15 @@ def generate(
     tokens_BS, filling_B, placed = lay_out(config, prompts, sampling.tokens, prefixes)
     columns = tokens_BS.shape[1]
     choice = dataclasses.replace(sampling, tokens=1, seed=0, stop=())
-    step = _kept_without_edits(config, choice) if edits is None else _kept_with_edits(kept, config, choice, edits)
+    if edits is None:
+        step = _kept_without_edits(config, choice)
+    else:
+        programs = {} if kept is None else kept
+        if choice not in programs:
+            if len(programs) >= _MOST_PROGRAMS:
+                programs.clear()
+            programs[choice] = _step(config, choice, edits)
+        step = programs[choice]
     cache = start_cache(config, jnp.asarray(filling_B), _rounded(columns + sampling.tokens), params["W_E"].dtype)
     going_B, root = np.ones(len(prompts), bool), jax.random.key(sampling.seed)
     new_BS = jnp.asarray(tokens_BS)
@@ -204,7 +212,13 @@ def lay_out(
     config: DecoderConfig, prompts: Sequence[Sequence[int]], more: int, prefixes: Sequence[np.ndarray] | None = None
 ) -> tuple[np.ndarray, np.ndarray, Placed | None]:
     """(tokens [B, S], filling [B], what is placed) of rows to the right, for `extend`; `more` tokens are to come."""
-    lengths = [0] * len(prompts) if prefixes is None else _lengths(prefixes, len(prompts), config.d_model)
+    lengths = [0] * len(prompts)
+    if prefixes is not None:
+        if len(prefixes) != len(prompts) or any(x.ndim != 2 or x.shape[1] != config.d_model for x in prefixes):
+            shapes = ", ".join(str(list(prefix.shape)) for prefix in prefixes)
+            wanted = f"each of the {len(prompts)} prompts needs one of [P, {config.d_model}]"
+            raise DataError(f"The prefixes are {shapes}; {wanted}.")
+        lengths = [len(prefix) for prefix in prefixes]
     longest = max((n + len(row) for n, row in zip(lengths, prompts, strict=True)), default=0)
     if not prompts or not all(map(len, prompts)):
         raise DataError("A prompt has no tokens: there is nothing to continue.")
@@ -219,14 +233,6 @@ def lay_out(
     tokens_BS = np.stack([np.pad(np.asarray(row, np.int32), (columns - len(row), 0)) for row in prompts])
     filling_B = np.asarray([columns - n - len(row) for n, row in zip(lengths, prompts, strict=True)], np.int32)
     return tokens_BS, filling_B, None if prefixes is None else _placed(prefixes, filling_B, columns)
-
-
-def _lengths(prefixes: Sequence[np.ndarray], rows: int, width: int) -> list[int]:
-    """Embeddings before each prompt."""
-    if len(prefixes) != rows or any(prefix.ndim != 2 or prefix.shape[1] != width for prefix in prefixes):
-        shapes = ", ".join(str(list(prefix.shape)) for prefix in prefixes)
-        raise DataError(f"The prefixes are {shapes}; each of the {rows} prompts needs one of [P, {width}].")
-    return [len(prefix) for prefix in prefixes]
 
 
 def _placed(prefixes: Sequence[np.ndarray], filling_B: np.ndarray, columns: int) -> Placed:
@@ -254,16 +260,6 @@ def _step(config: DecoderConfig, choice: Sampling, edits: Edits) -> Step:
         return choose(logits_BSV[:, -1], choice, key), cache
 
     return step
-
-
-def _kept_with_edits(kept: dict[Sampling, Step] | None, config: DecoderConfig, choice: Sampling, edits: Edits) -> Step:
-    if kept is None:
-        return _step(config, choice, edits)
-    if choice not in kept:
-        if len(kept) >= _MOST_PROGRAMS:
-            kept.clear()
-        kept[choice] = _step(config, choice, edits)
-    return kept[choice]
 
 
 # Edits hold on to what they were made of, such as a model's parameters: here programs with edits are not kept.

@@ -199,11 +199,9 @@ class TrainedCoder:
         topology = self.coder.topology
         reads, writes = (tuple(map(lm.hook_point, names)) for names in (self.sites.reads, self.sites.writes))
         sites = dataclasses.replace(self.sites, reads=reads, writes=writes)
-        widths, what = (
-            sites.widths(topology.in_shape[-1], topology.out_shape[-1]),
-            self.origin.source or self.hook_point,
-        )
-        check_widths(f"The coder of {what}", widths, f"the model {lm.identity['model']}", lm.hook_points())
+        widths = sites.widths(topology.in_shape[-1], topology.out_shape[-1])
+        what = f"The coder of {self.origin.source or self.hook_point}"
+        check_widths(what, widths, f"the model {lm.identity['model']}", lm.hook_points())
         return dataclasses.replace(self, sites=sites)
 
     def with_k(self, k: int) -> "TrainedCoder":
@@ -274,13 +272,11 @@ class TrainedCoder:
         """
 
         def more(described: Mapping[str, Any]) -> dict[str, Any]:
-            settings = dict(described["settings"])
-            FrozenConfigDict(settings)  # what cannot be read is refused here
-            figures = {str(name): float(value) for name, value in described["figures"].items()}
+            FrozenConfigDict(dict(described["settings"]))  # what cannot be read is refused here
             return {
                 "origin": Origin(**described["origin"]),
-                "figures": figures,
-                "settings": settings,
+                "figures": {str(name): float(value) for name, value in described["figures"].items()},
+                "settings": dict(described["settings"]),
                 "finished": described["finished"] is True,
             }
 

@@ -84,7 +84,7 @@ def describe(coder: Coder, sites: Sites) -> dict[str, Any]:
     # That every sparsity is a dataclass is its contract, which mypy does not see.
     numbers = {f.name: getattr(sparsity, f.name) for f in dataclasses.fields(sparsity)}  # type: ignore[arg-type]
     return {
-        "topology": _name_of(type(topology), TOPOLOGIES),
+        "topology": next(name for name, known in TOPOLOGIES.items() if known is type(topology)),
         "sparsity": {"name": sparsity.name}
         | ({"module": type(sparsity).__module__} if is_outside(type(sparsity)) else {})
         | {name: value.end if isinstance(value, Ramp) else value for name, value in numbers.items()},
@@ -95,10 +95,6 @@ def describe(coder: Coder, sites: Sites) -> dict[str, Any]:
         "reads": list(sites.reads),
         "writes": list(sites.writes),
     }
-
-
-def _name_of(kind: type, table: Mapping[str, type]) -> str:
-    return next(name for name, known in table.items() if known is kind)
 
 
 def coder_of(described: Mapping[str, Any]) -> Coder:
