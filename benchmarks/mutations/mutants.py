@@ -214,10 +214,10 @@ MUTANTS = [
         "fit",
         "fit/test_resolve fit/test_workload app/test_doors app/test_warm_start",
         ("if not train.lr and isinstance(lr, float) and lr > 0:", "if isinstance(lr, float) and lr > 0:"),
-        ("on = {device: sum(p.bytes()[1] for p", "on = {device: max(p.bytes()[1] for p"),
+        ("on = [sum(program.bytes()[1] for", "on = [max(program.bytes()[1] for"),
         (
-            "scaled = dataclasses.replace(sites, latent_scale=float",
-            "scaled = dataclasses.replace(sites, latent_scale=2 * float",
+            "Beginning(dataclasses.replace(sites, latent_scale=float",
+            "Beginning(dataclasses.replace(sites, latent_scale=2 * float",
         ),
     ),
     *_of(

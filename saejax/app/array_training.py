@@ -95,7 +95,7 @@ def train(
     refuse_unused(e, _lacks(source, run, heldout))
     materials = ArrayMaterials(e, source, heldout, hook_point, tuple(reads), tuple(writes), init_from)
     last = _LastValidation()
-    folder = Unsaved([last]) if run is None else RunFolder(e, materials, tell)
+    folder = Unsaved([last]) if run is None else RunFolder(e, materials.made_from, tell)
     outcome = fit_train(Coders.alone(materials), folder, together(), tell, progress)
     # Ctrl-C is the user's, who wants what there is; another signal is a scheduler's.
     if outcome and outcome.signal not in (None, signal.SIGINT):
@@ -149,11 +149,7 @@ _Source = RowSource | Iterable[Any]
 
 
 def _rows_or_iterable(x: Any, name: str) -> _Source:
-    """Rows that can be read by number, where x has such; else x, an iterable.
-
-    Raises:
-        DataError: as `train`.
-    """
+    """Rows that can be read by number, where x has such; else x, an iterable."""
     if isinstance(x, str | Path):
         return StoreReader.open(x)
     if isinstance(x, StoreReader | ArrayRows):
@@ -175,24 +171,18 @@ def _rows_or_iterable(x: Any, name: str) -> _Source:
 def _experiment_of_call(
     source: _Source, preset: str, run: str | Path | None, seed: int, parallel: ParallelConfig, settings: dict[str, Any]
 ) -> Experiment:
-    """The experiment that a call of `train` stands for.
-
-    Raises:
-        ConfigError: a setting that there is not, or that does not fit.
-    """
-    kinds = {"coder": CoderConfig, "train": TrainConfig}
-    keys = {section: {f.name for f in dataclasses.fields(kind)} for section, kind in kinds.items()}
+    """The experiment that a call of `train` stands for."""
+    keys = {f.name: "train" for f in dataclasses.fields(TrainConfig)}
+    keys |= {f.name: "coder" for f in dataclasses.fields(CoderConfig)}
     chosen: dict[str, dict[str, Any]] = {"coder": {"preset": preset}, "train": {}}
     for name, value in settings.items():
-        homes = [section for section, known in keys.items() if name in known]
-        if not homes:
-            raise ConfigError(f"There is no setting {name!r}.{nearest(name, sorted(set().union(*keys.values())))}")
-        chosen[homes[0]][name] = list(value) if isinstance(value, tuple) else value
+        if name not in keys:
+            raise ConfigError(f"There is no setting {name!r}.{nearest(name, sorted(keys))}")
+        chosen[keys[name]][name] = list(value) if isinstance(value, tuple) else value
     rows = None if isinstance(source, Iterable) else source.n_tokens
     if rows is None and "tokens" not in settings:
         raise ConfigError("An iterable has no length: say how many activations to train on (tokens=...).")
-    devices = make_mesh(parallel).shape
-    along_data = next(iter(devices.values()))
+    along_data = next(iter(make_mesh(parallel).shape.values()))
     size = 4096 if rows is None else min(4096, max(2, rows // 4))
     train = {"batch_size": max(1, size // along_data) * along_data} | chosen["train"]
     train.setdefault("tokens", 10 * (rows or 0))
@@ -214,7 +204,7 @@ def _experiment_of_call(
 class ArrayMaterials:
     """Activations that were handed over: `fit.Materials`."""
 
-    e: Experiment
+    experiment: Experiment
     source: _Source
     more: Any
     hook_point: str
@@ -230,33 +220,30 @@ class ArrayMaterials:
         if not isinstance(self.source, Iterable):
             return self.source
         if not self.iterated:
-            size = self.e.train.batch_size
+            size = self.experiment.train.batch_size
             self.iterated.append(IteratedBatches(self.source, self.hook_point or "x", size, first_rows=4 * size))
         return self.iterated[0]
 
     @functools.cached_property
     def heldout(self) -> RowSource | None:
-        """Activations to validate on.
-
-        Raises:
-            DataError: it is an iterable.
-        """
-        source = None if self.more is None else _rows_or_iterable(self.more, self.sides()[0][0])
+        """Activations to validate on. Raises DataError: it is an iterable."""
+        source = None if self.more is None else _rows_or_iterable(self.more, self.sites[0][0])
         if isinstance(source, Iterable):
             raise DataError("heldout must be an array, a dict of arrays or a store: it is read again and again.")
         return source
 
     def with_train(self, train: TrainConfig) -> "ArrayMaterials":
-        return dataclasses.replace(self, e=dataclasses.replace(self.e, train=train))
+        return dataclasses.replace(self, experiment=dataclasses.replace(self.experiment, train=train))
 
     def rows(self) -> int:
         if isinstance(self.source, Iterable):
             raise ConfigError("batch_size=0 needs to know how many activations there are: set it for an iterable.")
-        return min(self.source.n_tokens, self.e.train.max_rows or self.source.n_tokens)
+        return min(self.source.n_tokens, self.experiment.train.max_rows or self.source.n_tokens)
 
-    def sides(self) -> Sides:
-        kind, there = TOPOLOGIES[self.e.coder.resolved().topology], tuple(self.activations.hook_points)
-        name = self.e.coder.resolved().topology
+    @functools.cached_property
+    def sites(self) -> Sides:
+        name, there = self.experiment.coder.resolved().topology, tuple(self.activations.hook_points)
+        kind = TOPOLOGIES[name]
         reads = self.wanted_reads or ((self.hook_point,) if self.hook_point in there else ())
         if kind.tied:
             reads = reads or (there if kind.stacked else there[:1])
@@ -278,13 +265,10 @@ class ArrayMaterials:
                 raise ConfigError(f"There is no hook point {one!r}.{nearest(one, there)}")
         return reads, writes
 
-    def coder(self) -> Coder:
-        """The coder of `e`, for the widths of its hook points."""
-        widths, (reads, writes) = self.activations.hook_points, self.sides()
-        return coder_of(self.e, *([widths[name] for name in side] for side in (reads, writes)))
-
-    def known(self) -> Provenance:
-        return self.made_from()
+    def build(self) -> Coder:
+        """The coder of the experiment, for the widths of its hook points."""
+        widths, (reads, writes) = self.activations.hook_points, self.sites
+        return coder_of(self.experiment, *([widths[name] for name in side] for side in (reads, writes)))
 
     def made_from(self) -> Provenance:
         identity = self.activations.identity if isinstance(self.activations, StoreReader) else {}
@@ -294,15 +278,15 @@ class ArrayMaterials:
             "lm": {key: value for key, value in identity.get("lm", {}).items() if value},
             "text": identity.get("text", {}),
         }
-        return verify_provenance(self.e.run, origins)
+        return verify_provenance(self.experiment.run, origins)
 
     def source_coder(self) -> TrainedCoder:
         return self.init_from if isinstance(self.init_from, TrainedCoder) else load(self.init_from)
 
     def data(self, hook_points: Sequence[str], mesh: Mesh | None, tell: Tell) -> Data:
-        reads, writes = self.sides()
+        reads, writes = self.sites
         names = tuple(dict.fromkeys((*reads, *writes)))
-        t, rows = self.e.train, self.activations
+        t, rows = self.experiment.train, self.activations
         assert mesh is not None, "arrays are for one coder"
         if isinstance(rows, IteratedBatches):
             if jax.process_count() > 1:
@@ -312,7 +296,7 @@ class ArrayMaterials:
         else:
             span = own_rows(mesh, t.batch_size, t.accumulate, t.neighbours)
             how = t.block_chunks, span, t.max_rows, t.shares, t.blocks_ahead, t.neighbours
-            batches = Batches(rows.only(names), t.batch_size, self.e.seed, *how)
+            batches = Batches(rows.only(names), t.batch_size, self.experiment.seed, *how)
         heldout = self.heldout
         if heldout is not None:
             if missing := [name for name in names if name not in heldout.hook_points]:

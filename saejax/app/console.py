@@ -22,8 +22,10 @@ def keep_quiet(text: str = "") -> None:
 
 def captured(split: str, path: str, done: "Captured", wanted: int, parts: int) -> None:
     """The end of the capture of a split."""
+    from saejax.runs.made import already_done
+
     if done.already_complete and not done.missing:
-        say(f"capture {split}: already complete, {done.rows:,} activations in {path}")
+        say(already_done(f"capture {split}", f"{done.rows:,} activations in {path}"))
         return
     if done.missing:
         others = ", ".join(map(str, done.missing))

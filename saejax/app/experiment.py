@@ -28,6 +28,7 @@ from saejax.lm import LMConfig
 from saejax.parallel import ParallelConfig
 from saejax.prefix import PrefixConfig
 from saejax.runs.folder import RESERVED, Run, Sweep
+from saejax.runs.made import other_settings
 from saejax.text import TextConfig
 from saejax.training import TrainConfig
 
@@ -129,6 +130,11 @@ class Experiment(Settings):
     def run(self) -> Run:
         return Run(self.run_dir)
 
+    def within(self, e: "Experiment", name: str, **changes: Any) -> "Experiment":
+        """`e` as a run in the folder of this one, on the same store."""
+        runs, store = str(self.run_dir), self.store or self.name
+        return dataclasses.replace(e, name=name, runs_dir=runs, store=store, **changes)
+
     def store_dir(self, split: str) -> str:
         """A local path, or a URL where `stores_dir` is one."""
         return f"{self.stores_dir.rstrip('/')}/{self.store or self.name}/{split}"
@@ -197,10 +203,7 @@ def refuse_other_run(e: Experiment) -> None:
             # A model decided nothing yet. Which one it is now, with its weights, is compared by provenance.json.
             before, now = before | {"lm": None}, now | {"lm": None}
         if changed := differences(before, now):
-            raise DataError(
-                f"{e.run_dir} holds a run with another configuration:\n  " + "\n  ".join(changed) + "\n"
-                "Choose another run folder (--config.name), restore these settings, or delete the folder."
-            )
+            raise other_settings(e.run_dir, "a run", changed)
 
 
 def recorded(path: Path, value: Any) -> Experiment:

@@ -57,13 +57,7 @@ def load(path: str | os.PathLike[str], step: int | str | None = None, hook_point
 def load_run(run: Run, step: int | str | None = None) -> TrainedCoder:
     """As `load`, of this very run, whichever of its attempts is kept."""
     experiment = read_experiment(run.config)
-    with Checkpoints(run.checkpoints) as checkpoints:
-        step = plain(step)
-        at = _best(run, checkpoints) if step == "best" else checkpoints.latest() if step is None else step
-        if not isinstance(at, int) or at not in checkpoints.steps():
-            there = ", ".join(map(str, checkpoints.steps())) or "none"
-            raise DataError(f"{run.path} has no checkpoint of step {at!r}; it has: {there}.")
-        items, meta = checkpoints.restore_numpy(at, names=("params", "averaged", "stats"))
+    at, items, meta = restored(run, step, ("params", "averaged", "stats"))
     if meta.get("kind") == "prefix":
         raise DataError(f"{run.path} holds a prefix and no coder; saejax.app.prefix.load_prefix reads it.")
     sae = from_items(experiment.coder, experiment.train.steps, items, meta)
@@ -72,6 +66,21 @@ def load_run(run: Run, step: int | str | None = None) -> TrainedCoder:
     settings = to_json(experiment)
     figures = _figures(run, at, sae) | l0_in_training(meta.get("after"))
     return dataclasses.replace(sae, origin=origin, figures=figures, settings=settings, finished=finished)
+
+
+def restored(run: Run, step: int | str | None, names: Sequence[str]) -> tuple[int, dict[str, Any], dict[str, Any]]:
+    """(step, the items of these names, meta) of a run's checkpoint: the newest, "best", or that of a step.
+
+    Raises:
+        DataError: no such checkpoint, or it is damaged.
+    """
+    with Checkpoints(run.checkpoints) as checkpoints:
+        step = plain(step)
+        at = _best(run, checkpoints) if step == "best" else checkpoints.latest() if step is None else step
+        if not isinstance(at, int) or at not in checkpoints.steps():
+            there = ", ".join(map(str, checkpoints.steps())) or "none"
+            raise DataError(f"{run.path} has no checkpoint of step {at!r}; it has: {there}.")
+        return at, *checkpoints.restore_numpy(at, names=names)
 
 
 def l0_in_training(after: Mapping[str, float] | None) -> dict[str, float]:
@@ -112,13 +121,7 @@ def _figures(run: Run, step: int, sae: TrainedCoder) -> dict[str, float]:
 
 
 def _best(run: Run, checkpoints: Checkpoints) -> int:
-    """The step of the best checkpoint. Each says which is the best up to it; asked is the newest whose meta is intact.
-
-    Those passed over cost a warning.
-
-    Raises:
-        DataError: none was kept for being best, or the meta of all is damaged.
-    """
+    """The step of the best checkpoint, by the newest whose meta is intact: each says which is the best up to it."""
     steps = checkpoints.steps()
     best: dict[str, Any] = {}
     for step in reversed(steps):
@@ -126,7 +129,7 @@ def _best(run: Run, checkpoints: Checkpoints) -> int:
             best = checkpoints.restore_numpy(step, names=())[1].get("best", {})
             break
         except DataError as error:
-            warnings.warn(f"{error} What it says of the best one is not used.", stacklevel=4)
+            warnings.warn(f"{error} What it says of the best one is not used.", stacklevel=5)
     else:
         if steps:
             raise DataError(

@@ -12,20 +12,20 @@ from jax.sharding import Mesh
 
 from saejax.app.console import say
 from saejax.app.experiment import Experiment, read_experiment
-from saejax.app.prefix_scores import scores
+from saejax.app.load import restored
 from saejax.app.training_folders import RunFolder
 from saejax.checkpoints import Checkpoints
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError, DataError
 from saejax.core.files import write_bytes
 from saejax.core.settings import settings_of
-from saejax.fit.devices import training_mesh
+from saejax.evals.intervals import resample_interval, weights
+from saejax.fit.devices import training_mesh, watches_of
 from saejax.fit.learner import Ready, Tell
 from saejax.fit.train import train
-from saejax.fit.watching import watches_of
 from saejax.lm import LanguageModel, load_lm, load_tokenizer
 from saejax.parallel import joined, own_rows
 from saejax.prefix.encoder import Encoder
-from saejax.prefix.evaluation import Answered, evaluate_prefix
+from saejax.prefix.evaluation import METRICS, Answered, evaluate_prefix
 from saejax.prefix.recall import recall_records
 from saejax.prefix.records import Record, fingerprint, read_records
 from saejax.prefix.samples import SampleBatches, encoder_vocab, training_arrays
@@ -45,6 +45,7 @@ _OF_CODERS = (
 # Held-out records whose loss is followed during the training.
 _FOLLOWED = 256
 _EXAMPLES = 20
+_SLOW = "Samples come more slowly than a step takes them."
 
 
 def run_prefix(e: Experiment, redo: bool = False) -> int:
@@ -61,10 +62,17 @@ def run_prefix(e: Experiment, redo: bool = False) -> int:
     check(e)
     training = PrefixTraining(e)
     with joined(e.parallel) as process:
-        outcome = train(training, RunFolder(e, training), process, say)
+        outcome = train(training, RunFolder(e, training.made_from), process, say)
     if outcome is not None and outcome.stopped:
         return EXIT_PREEMPTED
-    content = _prefix_evaluation(training, redo)
+    trained, heldout = dataclasses.replace(load_prefix(e.run_dir), config=e.prefix), training.records[1]
+    of = {"step": trained.step, "sha256": trained.fingerprint(), "records": len(heldout)}
+    of |= {"heldout": fingerprint(heldout), "answer_tokens": e.prefix.answer_tokens}
+
+    def evaluate() -> dict[str, Any]:
+        return _content(evaluate_prefix(trained, training.models, heldout, e.seed), heldout)
+
+    content = made(e.run.prefix, of, evaluate, redo, "evaluate", say)
     text = "\n\n".join(table.text for table in prefix_tables(content["models"]))
     write_bytes(e.run.prefix.with_suffix(".md"), (text + "\n").encode())
     write_bytes(e.run.page, _page(e, content).encode())
@@ -73,39 +81,14 @@ def run_prefix(e: Experiment, redo: bool = False) -> int:
     return 0
 
 
-def _prefix_evaluation(training: "PrefixTraining", redo: bool) -> dict[str, Any]:
-    """The content of prefix.json, written where it is not there.
-
-    Raises:
-        DataError: it was made with other settings.
-    """
-    trained = dataclasses.replace(load_prefix(training.e.run_dir), config=training.e.prefix)
-    path, heldout = training.e.run.prefix, training.records[1]
-    of = {"step": trained.step, "sha256": trained.fingerprint(), "records": len(heldout)}
-    of |= {"heldout": fingerprint(heldout), "answer_tokens": trained.config.answer_tokens}
-    return made(
-        path,
-        of,
-        lambda: _content(evaluate_prefix(trained, training.models, heldout, training.e.seed), heldout),
-        redo,
-        already=lambda: say(f"evaluate: already done, step {trained.step:,} in {path}; --redo evaluates again"),
-    )
-
-
 def load_prefix(run: str | Path, step: int | None = None) -> TrainedPrefix:
     """The prefix of a run's checkpoint, by default the newest; no language model is loaded.
 
     Raises:
         DataError: no such checkpoint, or a run that trained something else.
     """
-    run = Path(run)
-    e = read_experiment(Run(run).config)
-    with Checkpoints(Run(run).checkpoints) as checkpoints:
-        at = checkpoints.latest() if step is None else step
-        if at is None or at not in checkpoints.steps():
-            there = ", ".join(map(str, checkpoints.steps())) or "none"
-            raise DataError(f"{run} has no checkpoint of step {at}; it has: {there}.")
-        items, meta = checkpoints.restore_numpy(at, names=("params", "averaged"))
+    e = read_experiment(Run(Path(run)).config)
+    at, items, meta = restored(Run(Path(run)), step, ("params", "averaged"))
     if meta.get("kind") != "prefix":
         raise DataError(f"{run} holds a coder and no prefix; saejax.load reads it.")
     tokenizer = load_tokenizer(e.lm.model, e.lm.revision) if e.prefix.encoder == "tokens" else None
@@ -175,9 +158,6 @@ class PrefixTraining:
             return recall_records("train", p.samples, e.seed), recall_records("heldout", p.heldout, e.seed)
         return read_records(e.text, p, e.seed)
 
-    def known(self) -> Provenance:
-        return self.made_from()
-
     def made_from(self) -> Provenance:
         lm, *second = (dict(model.identity) for model in self.models.values())
         records, store = self.records[0], f"records of {self.e.prefix.source}"
@@ -214,9 +194,7 @@ class PrefixTraining:
             unit="samples",
             rows="numbers in the records",
             figures={f"nll_{name}": ".3f" for name in self.models},
-            watches=watches_of(
-                e, list(self.mesh.devices.flat), "Samples come more slowly than a step takes them.", tell
-            ),
+            watches=watches_of(e, list(self.mesh.devices.flat), _SLOW, tell, "train"),
         )
         p, count = e.prefix, sum(x.size for x in jax.tree.leaves(program.abstract.params))
         line = (
@@ -265,7 +243,7 @@ def _content(answered: dict[str, dict[str, Answered]], records: Sequence[Record]
         for i, record in enumerate(records[:_EXAMPLES])
     ]
     contexts = [record.context for record in records]
-    models = {name: scores(ways, contexts) for name, ways in answered.items()}
+    models = {name: prefix_scores(ways, contexts) for name, ways in answered.items()}
     return {"models": models, "examples": examples}
 
 
@@ -289,3 +267,43 @@ def _page(e: Experiment, content: dict[str, Any]) -> str:
         if points := [(row["step"], row[key]) for row in rows if row.get(key := f"val/nll_{name}") is not None]:
             curves[f"{name}, held out"] = points
     return render_prefix(f"{e.name}: a latent prefix", lead, content["models"], curves, examples)
+
+
+def prefix_scores(answered: Mapping[str, Answered], contexts: Sequence[str]) -> dict[str, Any]:
+    """{"ways": {way: {metric: value, "intervals": {metric: [low, high]}, "tokens_saved", "ms"}},
+    "differences": {way: {metric: {"value": prefix - way, "interval": [low, high]}}},
+    "between": {metric: (prefix - truncated) / (text - truncated), or None where the text is no better}}, of one model.
+
+    An interval is the middle 95 % of 1,000 resamples of the contexts (`evals.intervals`), each with all its questions:
+    they share one prefix. None of fewer than ten contexts.
+
+    Args:
+        contexts: of each record.
+    """
+    numbers = {context: number for number, context in enumerate(dict.fromkeys(contexts))}
+    n, of_N = len(numbers), [numbers[context] for context in contexts]
+    drawn_WN = weights(np.arange(n)).astype(np.float64)[:, of_N]
+    total_W = np.maximum(drawn_WN.sum(1), 1e-12)
+
+    def resampled(values_N: np.ndarray) -> np.ndarray:
+        return drawn_WN @ values_N / total_W
+
+    ways = {}
+    for way, answers in answered.items():
+        values: dict[str, Any] = {metric: float(answers.columns[metric].mean()) for metric in METRICS}
+        values["intervals"] = {metric: resample_interval(resampled(answers.columns[metric]), n) for metric in METRICS}
+        ways[way] = values | {"tokens_saved": answers.saved, "ms": answers.ms}
+    differences: dict[str, Any] = {}
+    for way, answers in answered.items():
+        if way != "prefix":
+            apart = {metric: answered["prefix"].columns[metric] - answers.columns[metric] for metric in METRICS}
+            differences[way] = {
+                metric: {"value": float(a.mean()), "interval": resample_interval(resampled(a), n)}
+                for metric, a in apart.items()
+            }
+    between = {}
+    for metric in METRICS:
+        low, high, of_prefix = (ways[way][metric] for way in ("truncated", "text", "prefix"))
+        better = high < low if metric == "nll" else high > low
+        between[metric] = (of_prefix - low) / (high - low) if better else None
+    return {"records": len(of_N), "contexts": n, "ways": ways, "differences": differences, "between": between}

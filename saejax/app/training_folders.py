@@ -5,7 +5,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from saejax.app.console import keep_quiet, say
 from saejax.app.experiment import Experiment, refuse_other_run, to_run_json
@@ -18,28 +18,17 @@ from saejax.core.errors import BusyError
 from saejax.core.files import read_object, write_json, writing
 from saejax.core.lease import lease
 from saejax.core.metrics import JsonlWriter, TensorBoardWriter, Writer
-from saejax.fit.learner import Ready
+from saejax.fit.learner import Held, Ready
 from saejax.fit.resolve import with_numbers
 from saejax.fit.trainable import Group, Member
 from saejax.parallel import Process, from_first
 from saejax.runs import Provenance, Run, Sweep
+from saejax.runs.made import already_done
 from saejax.runs.provenance import record_provenance, verify_provenance
 from saejax.training import Outcome, Setup
 
 # Seconds that a program of a sweep waits while others begin.
 _PATIENCE = 600.0
-
-
-class Origins(Protocol):
-    """The origins of a run."""
-
-    def known(self) -> Provenance:
-        """As much of it as can be said at once; a DataError where the run was made from something else."""
-        ...
-
-    def made_from(self) -> Provenance:
-        """All of it, agreed with the run's record."""
-        ...
 
 
 def open_numbers(run: Run) -> Mapping[str, Any]:
@@ -57,14 +46,20 @@ def as_begun(e: Experiment) -> Experiment:
 
 @dataclasses.dataclass
 class RunFolder:
-    """The folder of one experiment's training."""
+    """The folder of one experiment's training.
+
+    Attributes:
+        made_from: all origins of the run, agreed with its record.
+        known: as many of them as can be said at once, where that is not all.
+    """
 
     e: Experiment
-    origins: Origins
+    made_from: Callable[[], Provenance]
     tell: Callable[[str], None] = say
+    known: Callable[[], Provenance] | None = None
 
     @contextlib.contextmanager
-    def held(self, process: Process) -> Iterator[Sequence[Checkpoints]]:
+    def held(self, process: Process) -> Iterator[Held]:
         self.tell = self.tell if process.first else keep_quiet
         with contextlib.ExitStack() as stack:
             with writing(self.e.run_dir):
@@ -73,26 +68,21 @@ class RunFolder:
             from_first(process, lambda: bool(stack.enter_context(lease(self.e.run_dir))))
             self.e = as_begun(self.e)
             refuse_other_run(self.e)
-            from_first(process, lambda: bool(self.origins.known()))
-            last, every = self.e.train.keep_checkpoints, self.e.train.keep_every or None
-            yield [stack.enter_context(Checkpoints(self.e.run.checkpoints, keep_last=last, keep_every=every))]
+            from_first(process, lambda: bool((self.known or self.made_from)()))
+            t, run = self.e.train, self.e.run
+            stored = Checkpoints(run.checkpoints, keep_last=t.keep_checkpoints, keep_every=t.keep_every or None)
+            stack.enter_context(stored)
 
-    def numbers(self, process: Process, checkpoints: Sequence[Checkpoints]) -> Mapping[str, Any] | None:
-        (stored,) = checkpoints
+            def complete() -> bool:
+                # Where the batch size is open no run was begun, and there is no number of steps yet.
+                return stored.latest() is not None and stored.latest() == t.steps and not stored.verify(t.steps)
 
-        def complete() -> bool:
-            # Where the batch size is open no run was begun, and there is no number of steps yet.
-            return (
-                stored.latest() is not None
-                and stored.latest() == self.e.train.steps
-                and not stored.verify(self.e.train.steps)
-            )
-
-        if from_first(process, complete):
-            self.tell(f"train: already complete, step {self.e.train.steps:,} in {self.e.run_dir}")
-            return None
-        refuse_missing(self.e, "train")
-        return open_numbers(self.e.run)
+            if from_first(process, complete):
+                self.tell(already_done("train", f"step {t.steps:,} in {run.path}"))
+                yield [stored], None
+            else:
+                refuse_missing(self.e, "train")
+                yield [stored], open_numbers(run)
 
     @contextlib.contextmanager
     def recorded(self, ready: Ready, process: Process, checkpoints: Sequence[Checkpoints]) -> Iterator[Setup]:
@@ -100,9 +90,7 @@ class RunFolder:
         begun = checkpoints[0].latest() or 0
 
         def write() -> int:
-            made_from = self.origins.made_from()
-            if ready.identity:
-                made_from = with_source(e, made_from, ready)
+            made_from = with_source(e, self.made_from(), ready)
             write_json(e.run.config, to_run_json(e))
             shape = list(ready.setup.mesh.devices.shape) if ready.setup.mesh else []
             session = environment.session_record(from_step=begun, seed=e.seed, coder_seed=e.start_seed, mesh=shape)
@@ -127,11 +115,13 @@ class RunFolder:
 
 
 def with_source(e: Experiment, made_from: Provenance, ready: Ready) -> Provenance:
-    """`made_from` with the dictionary that the run starts from.
+    """`made_from` with the dictionary that the run starts from, where it starts from one.
 
     Raises:
         DataError: it began with another one, and was stopped before its first checkpoint.
     """
+    if not ready.identity:
+        return made_from
     source = {"init": dict(ready.identity)}
     verify_provenance(e.run, source, lambda: made_from)
     return made_from | source
@@ -179,24 +169,20 @@ class SweepFolder:
         return [member for group in groups for member in group.members]
 
     @contextlib.contextmanager
-    def held(self, process: Process) -> Iterator[Sequence[Checkpoints]]:
+    def held(self, process: Process) -> Iterator[Held]:
         stored = sweep_checkpoints(self.e, len(self.groups))
         with contextlib.ExitStack() as stack:
             if self.number is not None:  # else `run_sweep` holds the sweep's folder, until its table is there
                 stack.enter_context(lease(Sweep(self.e.run_dir).groups / str(self.number)))
                 stack.enter_context(self.turn)
-                self.turn.enter_context(_turn(self.e.run_dir))
+                _wait_for(self.turn, self.e.run_dir)
                 stored = [stored[self.number]]
-            yield [stack.enter_context(one_group) for one_group in stored]
-
-    def numbers(self, process: Process, checkpoints: Sequence[Checkpoints]) -> Mapping[str, Any]:
-        return {}
+            yield [stack.enter_context(of_group) for of_group in stored], {}
 
     @contextlib.contextmanager
     def recorded(self, ready: Ready, process: Process, checkpoints: Sequence[Checkpoints]) -> Iterator[Setup]:
-        e, made_from, begun = self.e, self.made_from(), Sweep(self.e.run_dir).exists
-        if ready.identity:
-            made_from = with_source(e, made_from, ready)
+        e, begun = self.e, Sweep(self.e.run_dir).exists
+        made_from = with_source(e, self.made_from(), ready)
         write_json(Sweep(e.run_dir).members, decided(self.plan))
         write_json(Sweep(e.run_dir).experiment, to_json(e))
         record_provenance(e.run, made_from, say if begun else None)
@@ -223,17 +209,14 @@ class SweepFolder:
             say(f"{what} stopped by a signal after step {outcome.step:,}, saved{again}")
 
 
-@contextlib.contextmanager
-def _turn(folder: Path) -> Iterator[None]:
-    """Hold the lease of a folder that several processes begin in, one after the other."""
+def _wait_for(turn: contextlib.ExitStack, folder: Path) -> None:
+    """Take the lease of a folder that several processes begin in, one after the other."""
     deadline = time.monotonic() + _PATIENCE
-    with contextlib.ExitStack() as stack:
-        while True:
-            try:
-                stack.enter_context(lease(folder))
-                break
-            except BusyError:
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(0.2)
-        yield
+    while True:
+        try:
+            turn.enter_context(lease(folder))
+            return
+        except BusyError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.2)

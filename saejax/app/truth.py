@@ -51,7 +51,7 @@ def run_truth(e: Experiment, words: Sequence[str] | None = None) -> int:
     planted = plant(e.truth)
     materials = PlantedMaterials(e, planted)
     with joined(e.parallel) as process:
-        outcome = train(Coders.alone(materials), RunFolder(e, materials), process, say)
+        outcome = train(Coders.alone(materials), RunFolder(e, materials.made_from), process, say)
         if outcome is not None and outcome.stopped:
             return EXIT_PREEMPTED
         if process.first:
@@ -81,38 +81,32 @@ def _refuse_settings(e: Experiment) -> None:
 class PlantedMaterials:
     """A world that coders learn from: `fit.Materials`."""
 
-    e: Experiment
+    experiment: Experiment
     planted: Planted
+    sites: Sides = ((NAME,), (NAME,))
 
     def with_train(self, train: TrainConfig) -> "PlantedMaterials":
-        return dataclasses.replace(self, e=dataclasses.replace(self.e, train=train))
-
-    def sides(self) -> Sides:
-        return (NAME,), (NAME,)
+        return dataclasses.replace(self, experiment=dataclasses.replace(self.experiment, train=train))
 
     def rows(self) -> int:
-        return self.e.train.tokens
-
-    def known(self) -> Provenance:
-        return self.made_from()
+        return self.experiment.train.tokens
 
     def made_from(self) -> Provenance:
-        world = {"store": "truth", "rows": self.e.train.tokens, "fingerprint": self.planted.fingerprint}
-        nothing: Provenance = {"train": {}, "heldout": {}, "lm": {}, "text": {}}
-        return verify_provenance(self.e.run, nothing | {"train": world})
+        world = {"store": "truth", "rows": self.rows(), "fingerprint": self.planted.fingerprint}
+        return verify_provenance(self.experiment.run, {"train": world, "heldout": {}, "lm": {}, "text": {}})
 
-    def coder(self) -> Coder:
-        width = self.e.truth.d_in
-        return coder_of(self.e, [width], [width])
+    def build(self) -> Coder:
+        width = self.experiment.truth.d_in
+        return coder_of(self.experiment, [width], [width])
 
     def data(self, hook_points: Sequence[str], mesh: Mesh | None, tell: Tell) -> Data:
-        t, seed = self.e.train, self.e.seed
+        t, seed = self.experiment.train, self.experiment.seed
         rows = own_rows(mesh, t.batch_size, t.accumulate) if mesh else None
         batches = PlantedBatches(self.planted, t.batch_size, seed, rows, epoch_rows=t.tokens)
         return Data(batches, heldout(self.planted, seed), slow=_SLOW)
 
     def source_coder(self) -> TrainedCoder:
-        return load(self.e.train.init_from)
+        return load(self.experiment.train.init_from)
 
 
 def _score_and_write(e: Experiment, planted: Planted, sae: TrainedCoder, folder: Path) -> Scores:

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from saejax.app.experiment import Experiment
+from saejax.app.load import load
 from saejax.capture import (
     Named,
     SelectingPacker,
@@ -19,16 +21,19 @@ from saejax.coders import TOPOLOGIES, Coder
 from saejax.core.config import nearest
 from saejax.core.errors import ConfigError, DataError
 from saejax.fit.devices import lm_mesh
+from saejax.fit.learner import Data, Sides, Tell
 from saejax.fit.trainable import coder_of, refuse_unused
 from saejax.lm import load_lm
 from saejax.lm.forward import Model
 from saejax.lm.pair import ModelPair
+from saejax.parallel import own_rows
 from saejax.runs.provenance import STORES, Provenance, verify_provenance
 from saejax.store import Batches, BatchSource, StoreReader
 from saejax.store.files import StoreFiles
-from saejax.store.manifest import Header, Manifest, read_manifest
+from saejax.store.manifest import MANIFEST, Header, read_manifest
 from saejax.text import Packer, Source, open_source
-from saejax.trained import check_widths
+from saejax.trained import TrainedCoder, check_widths
+from saejax.training import TrainConfig
 
 # What of `Setting.needs` a training has not that reads activations from the running model.
 _STREAMED = {
@@ -47,7 +52,7 @@ def refuse_prefix(e: Experiment) -> None:
 
 @dataclasses.dataclass
 class Workspace:
-    """An experiment with what several stages need of it, loaded when first asked for.
+    """An experiment with what several stages need of it, loaded when first asked for; its coder's `fit.Materials`.
 
     Attributes:
         named: knows the hook points in place of a model that is not to be loaded.
@@ -96,7 +101,7 @@ class Workspace:
         return SelectingPacker(**vars(plain), selection=e.capture)
 
     @property
-    def sites(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def sites(self) -> Sides:
         """(hook points read, hook points written), by their canonical names; each must be one that is captured.
 
         Raises:
@@ -107,8 +112,8 @@ class Workspace:
         origin = self.origin("train")
         captured = tuple(origin.hook_points) if origin else expand_hook_points(e.capture.hook_points, self.names)
         usual = captured if topology.stacked and topology.tied else captured[:1]
-        reads = self._canonical(e.reads or ((e.hook_point,) if e.hook_point else usual))
-        writes = self._canonical(e.writes or (reads if topology.tied else _mlp_outs(reads)))
+        reads = expand_hook_points(e.reads or ((e.hook_point,) if e.hook_point else usual), self.names)
+        writes = expand_hook_points(e.writes or (reads if topology.tied else _mlp_outs(reads)), self.names)
         for name in (*reads, *writes):
             if name not in captured:
                 where = "the store" if origin else "capture.hook_points"
@@ -116,9 +121,6 @@ class Workspace:
         if topology.tied and writes != reads:
             raise ConfigError(f"The topology {e.coder.resolved().topology} writes what it reads: leave `writes` empty.")
         return reads, writes
-
-    def _canonical(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        return expand_hook_points(names, self.names)
 
     def build(self) -> Coder:
         """The coder of the experiment, for the widths of its hook points.
@@ -140,7 +142,14 @@ class Workspace:
         """The model, which knows the hook points and their widths; without one the store."""
         if self.named is not None:
             return self.named
-        return self.lm if self.experiment.lm.model else StoreHookPoints(self._header("train"))
+        if self.experiment.lm.model:
+            return self.lm
+        if (header := self.origin("train")) is None:
+            raise ConfigError(
+                f"lm.model is empty, and {self.experiment.store_dir('train')} is no imported or merged store. Name the "
+                "model to capture from, or with `store` the store to train on."
+            )
+        return StoreHookPoints(header)
 
     def origin(self, split: str) -> Header | None:
         """The header of a split's store, where a merge or an import made it; None where it is to be captured."""
@@ -150,46 +159,29 @@ class Workspace:
         made_elsewhere = manifest is not None and not {"merged", "imported"}.isdisjoint(manifest.header.identity)
         return manifest.header if manifest is not None and made_elsewhere else None
 
-    def _header(self, split: str) -> Header:
-        if (header := self.origin(split)) is None:
-            raise ConfigError(
-                f"lm.model is empty, and {self.experiment.store_dir(split)} is no imported or merged store. Name the "
-                "model to capture from, or with `store` the store to train on."
-            )
-        return header
-
     def reader(self, split: str, hook_points: Sequence[str] = ()) -> StoreReader:
         """The store of a split, of the given hook points or of the coder's sites.
 
         A captured one is checked to come from this model, tokenizer and text; a merged or imported one to come from
         this model, as far as it says, and to be as wide.
         """
-        names = hook_points or dict.fromkeys(itertools.chain(*self.sites))
+        names, path = hook_points or dict.fromkeys(itertools.chain(*self.sites)), self.experiment.store_dir(split)
         expected = self._expected(split)
-        opened = StoreReader.open(self.experiment.store_dir(split), list(names), expect=expected)
+        opened = StoreReader.open(path, list(names), expect=expected)
         if self.origin(split) is None:
-            self._refuse_other_selection(split, opened.identity, expected)
-            self._refuse_other_dtype(split, opened.layout.dtype)
+            # Settings at their defaults are in no identity. Which process wrote which part is no choice of tokens.
+            if others := [key for key in opened.identity if key not in expected and key != "parts"]:
+                raise DataError(
+                    f"The store {path} was captured with {', '.join(others)}, which this experiment leaves at its "
+                    "default. Give the settings of the capture, or name another store (`store`)."
+                )
+            if (dtype := opened.layout.dtype) != (wanted := self.experiment.capture.layout(split).dtype):
+                raise DataError(
+                    f"The store {path} holds {dtype}, and capture.dtype asks for {wanted}. "
+                    f"Give --config.capture.dtype={dtype}, or name another store (`store`)."
+                )
         self._check_store(split, opened.hook_points)
         return opened
-
-    def _refuse_other_selection(self, split: str, identity: dict[str, Any], expected: dict[str, Any]) -> None:
-        """Raise DataError if a captured store chose its tokens by settings that this experiment does not have.
-
-        Settings at their defaults are in no identity. Which process wrote which part is no choice of tokens.
-        """
-        if others := [key for key in identity if key not in expected and key != "parts"]:
-            raise DataError(
-                f"The store {self.experiment.store_dir(split)} was captured with {', '.join(others)}, which this "
-                "experiment leaves at its default. Give the settings of the capture, or name another store (`store`)."
-            )
-
-    def _refuse_other_dtype(self, split: str, dtype: str) -> None:
-        if dtype != (wanted := self.experiment.capture.layout(split).dtype):
-            raise DataError(
-                f"The store {self.experiment.store_dir(split)} holds {dtype}, and capture.dtype asks for {wanted}. "
-                f"Give --config.capture.dtype={dtype}, or name another store (`store`)."
-            )
 
     def _check_store(self, split: str, widths: Mapping[str, int]) -> None:
         e = self.experiment
@@ -260,6 +252,50 @@ class Workspace:
             seed=e.seed,
         )
 
+    def data(self, hook_points: Sequence[str], mesh: Mesh | None, tell: Tell) -> Data:
+        t, stored = self.experiment.train, self.experiment.capture.into == "store"
+        rows = own_rows(mesh, t.batch_size, t.accumulate, t.neighbours) if mesh else None
+        batches = self.training(hook_points, rows)
+        if mesh and isinstance(batches, Batches) and t.neighbours > 1:
+            tell(
+                f"train: windows of {t.neighbours} neighbouring tokens: {batches.epoch_rows:,} activations an epoch, "
+                f"{batches.used:.1%} of the store; the others stand alone"
+            )
+        heldout = self._heldout(tell) if mesh else self.reader("heldout", hook_points)
+        return Data(batches, heldout, (lambda: self.reader("train")) if stored else None)
+
+    def _heldout(self, tell: Tell) -> StoreReader | None:
+        """The held-out activations; None where the training's were made elsewhere and there are no others."""
+        path = self.experiment.store_dir("heldout")
+        if self.origin("train") is None or StoreFiles(path).read(MANIFEST) is not None:
+            return self.reader("heldout")
+        for key in ("early_stop_patience", "keep_best"):
+            if value := getattr(self.experiment.train, key):
+                raise ConfigError(
+                    f"train.{key} needs held-out activations, and there is no store at {path}. Make one (saejax store "
+                    f"import {path} <files>), or leave train.{key}={value} away."
+                )
+        tell(f"train: there is no store at {path}, so nothing is validated during training")
+        return None
+
+    def with_train(self, train: TrainConfig) -> "Workspace":
+        return self.of(dataclasses.replace(self.experiment, train=train))
+
+    def of(self, experiment: Experiment) -> "Workspace":
+        """The workspace of another experiment; both share what is loaded."""
+        return dataclasses.replace(self, experiment=experiment)
+
+    def rows(self) -> int:
+        c, most = self.experiment.capture, self.experiment.train.max_rows
+        if c.into == "training":
+            return c.buffer_rows
+        manifest = read_manifest(StoreFiles(self.experiment.store_dir("train")))
+        stored = manifest.n_tokens if manifest else c.tokens
+        return min(stored, most or stored)
+
+    def source_coder(self) -> TrainedCoder:
+        return load(self.experiment.train.init_from)
+
 
 @dataclasses.dataclass(frozen=True)
 class StoreHookPoints:
@@ -280,11 +316,7 @@ class StoreHookPoints:
 
 
 def _mlp_outs(reads: tuple[str, ...]) -> tuple[str, ...]:
-    """The mlp_out of each block read.
-
-    Raises:
-        ConfigError: a hook point from which that cannot be told.
-    """
+    """The mlp_out of each block read."""
     for name in reads:
         if name.rpartition(".")[2] not in ("mlp_in", "resid_mid"):
             raise ConfigError(
@@ -314,14 +346,14 @@ def stores_provenance(e: Experiment) -> Provenance:
     manifests = {split: read_manifest(StoreFiles(e.store_dir(split))) for split in splits}
     there = {split: manifest for split, manifest in manifests.items() if manifest is not None and manifest.complete}
     identities = [manifest.header.identity for manifest in there.values()]
+    stores = {
+        split: {"store": e.store_dir(split), "rows": manifest.n_tokens, "fingerprint": manifest.fingerprint}
+        for split, manifest in there.items()
+    }
     return {
-        **{split: _of_store(e.store_dir(split), there[split]) if split in there else {} for split in STORES},
+        **{split: stores.get(split, {}) for split in STORES},
         "lm": {
             key: value for identity in reversed(identities) for key, value in identity.get("lm", {}).items() if value
         },
         "text": next((identity["text"] for identity in identities if "text" in identity), {}),
     }
-
-
-def _of_store(path: str, manifest: Manifest) -> dict[str, Any]:
-    return {"store": path, "rows": manifest.n_tokens, "fingerprint": manifest.fingerprint}

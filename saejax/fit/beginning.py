@@ -10,7 +10,7 @@ from saejax.core.errors import ConfigError, DataError
 from saejax.fit.learner import Sides, Tell
 from saejax.fit.trainable import Trainable
 from saejax.store import BatchSource
-from saejax.trained import TrainedCoder, make_sites
+from saejax.trained import TrainedCoder, make_sites, sites_to_meta
 from saejax.training.start import make_prepare, read_spread
 from saejax.training.warm_start import WarmStart, begun_warm, warm_start
 
@@ -24,21 +24,21 @@ class Beginning:
 
     Attributes:
         sites: with the unit of the latents.
+        spread: of what the encoder reads, by which b_enc learns.
         prepare: fresh parameters -> those of step 0, where there is no warm start.
         warm: the warm start, where there is one.
-        spread: of what the encoder reads, by which b_enc learns.
         identity: of the dictionary that it is from, for the run's record; empty without one.
     """
 
     sites: Sites
-    prepare: Callable[[Any], Any]
     spread: tuple[float, ...]
+    prepare: Callable[[Any], Any] = lambda params: params
     warm: WarmStart | None = None
     identity: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
-    def to_meta(self) -> dict[str, Any]:
-        """The part of a checkpoint's meta by which the training goes on as it began."""
-        return {"b_enc_spread": list(self.spread)}
+    def to_meta(self, coder: Coder, **more: Any) -> dict[str, Any]:
+        """The part of a checkpoint's meta by which the coder is read and the training goes on as it began."""
+        return sites_to_meta(self.sites, coder.topology) | more | {"b_enc_spread": list(self.spread)}
 
 
 def begin(
@@ -49,8 +49,8 @@ def begin(
     source: Callable[[], TrainedCoder],
     checkpoints: Sequence[Checkpoints],
     tell: Tell,
-    stage: str = "train",
-    at: int = 0,
+    stage: str,
+    at: int,
 ) -> Beginning:
     """The beginning of a training. One that has checkpoints goes on from them, and asks for no source any more.
 
@@ -63,14 +63,13 @@ def begin(
         ConfigError, DataError: the source cannot be read, or this coder cannot start from it; activations that have
             nothing to learn.
     """
-    sites = make_sites(e.coder, coder.topology, *sides, batches.statistics)
-    meta = newest_meta(checkpoints[at]) if is_begun(checkpoints) else {}
+    sites, begun = make_sites(e.coder, coder.topology, *sides, batches.statistics), is_begun(checkpoints)
+    meta = newest_meta(checkpoints[at]) if begun else {}
     spread = tuple(meta.get("b_enc_spread") or read_spread(coder, sites, batches.statistics))
     if not e.train.init_from:
-        return Beginning(sites, make_prepare(e.coder, coder, sites, batches), spread)
-    if is_begun(checkpoints):
-        scaled = dataclasses.replace(sites, latent_scale=float(meta.get("latent_scale", 1.0)))
-        return Beginning(scaled, lambda params: params, spread)
+        return Beginning(sites, spread, make_prepare(e.coder, coder, sites, batches))
+    if begun:
+        return Beginning(dataclasses.replace(sites, latent_scale=float(meta.get("latent_scale", 1.0))), spread)
     _refuse_fresh(e)
     sae = source()
     warm, scaled, notes = begun_warm(sae, coder, sites, batches, bool(e.train.resample_every))
@@ -81,7 +80,7 @@ def begin(
     for note in notes:
         tell(f"{stage}: {note}")
     identity = {"source": e.train.init_from, "sha256": sae.fingerprint()}
-    return Beginning(scaled, lambda params: params, spread, warm, identity)
+    return Beginning(scaled, spread, warm=warm, identity=identity)
 
 
 def _refuse_fresh(e: Trainable) -> None:

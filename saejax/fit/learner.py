@@ -19,6 +19,7 @@ from saejax.training import Outcome, Setup, TrainConfig
 Tell = Callable[[str], None]
 # Hook points (read, written).
 Sides = tuple[tuple[str, ...], tuple[str, ...]]
+Held = tuple[Sequence[Checkpoints], Mapping[str, Any] | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,20 +57,17 @@ class Learner(Protocol):
 class Folder(Protocol):
     """The place where a training is kept."""
 
-    def held(self, process: Process) -> contextlib.AbstractContextManager[Sequence[Checkpoints]]:
-        """Hold it, against every other writer, and open the checkpoints of each program.
+    def held(self, process: Process) -> contextlib.AbstractContextManager[Held]:
+        """Hold it, against every other writer.
 
-        Raises:
-            DataError: it holds another training, or was made from other data.
-            BusyError: another process trains there.
-        """
-        ...
-
-    def numbers(self, process: Process, checkpoints: Sequence[Checkpoints]) -> Mapping[str, Any] | None:
-        """Numbers of a begun training that its settings left open (`resolve`); None where it is complete.
+        Returns:
+            The checkpoints of each program, opened; and the numbers of a begun training that its settings left open
+            (`resolve`), None where it is complete.
 
         Raises:
             ConfigError: a package is missing that the training needs.
+            DataError: it holds another training, or was made from other data.
+            BusyError: another process trains there.
         """
         ...
 
@@ -92,11 +90,8 @@ class Unsaved:
     began: Ready | None = None
 
     @contextlib.contextmanager
-    def held(self, process: Process) -> Iterator[Sequence[Checkpoints]]:
-        yield ()
-
-    def numbers(self, process: Process, checkpoints: Sequence[Checkpoints]) -> Mapping[str, Any]:
-        return {}
+    def held(self, process: Process) -> Iterator[Held]:
+        yield (), {}
 
     @contextlib.contextmanager
     def recorded(self, ready: Ready, process: Process, checkpoints: Sequence[Checkpoints]) -> Iterator[Setup]:
@@ -105,9 +100,6 @@ class Unsaved:
 
     def ended(self, ready: Ready, outcome: Outcome, process: Process) -> None:
         """Nothing is kept."""
-
-
-# --- what a coder learns from ----------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,21 +123,22 @@ class Materials(Protocol):
     """The origin of a coder and its data: an experiment's stores and model, arrays, a planted world."""
 
     @property
-    def e(self) -> Trainable: ...
+    def experiment(self) -> Trainable: ...
+
+    @property
+    def sites(self) -> Sides:
+        """The hook points that the coder reads and writes, in order."""
+        ...
 
     def with_train(self, train: TrainConfig) -> Self:
         """The same under another section `train`."""
-        ...
-
-    def sides(self) -> Sides:
-        """The hook points that the coder reads and writes, in the order of its sites."""
         ...
 
     def rows(self) -> int:
         """Activations among which a batch is drawn."""
         ...
 
-    def coder(self) -> Coder:
+    def build(self) -> Coder:
         """The coder to train; the batch size is a number by then."""
         ...
 

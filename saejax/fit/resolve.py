@@ -47,7 +47,7 @@ def resolve(materials: M, numbers: Mapping[str, Any], tell: Tell) -> Resolved[M]
         ConfigError: no batch fits; settings that do not fit each other, the hook points or the devices; several
             processes, each of which would have to find the same batch size.
     """
-    e = materials.e
+    e = materials.experiment
     train = with_numbers(e.train, numbers)
     mesh = training_mesh(e)
     if not train.batch_size:
@@ -56,10 +56,10 @@ def resolve(materials: M, numbers: Mapping[str, Any], tell: Tell) -> Resolved[M]
 
         def needs(size: int) -> int:
             sized = materials.with_train(dataclasses.replace(train, batch_size=size))
-            coder = sized.coder()
+            coder = sized.build()
             check_divides(mesh, coder.topology.d_sae)
             try:
-                step = step_program(sized.e, coder, sized.sides(), mesh, np.dtype(np.float32)).step
+                step = step_program(sized.experiment, coder, sized.sites, mesh, np.dtype(np.float32)).step
             except jax.errors.JaxRuntimeError as error:
                 if "RESOURCE_EXHAUSTED" not in str(error):
                     raise
@@ -70,7 +70,7 @@ def resolve(materials: M, numbers: Mapping[str, Any], tell: Tell) -> Resolved[M]
         tell(f"train: batch size {size:,}: {why}")
         train = dataclasses.replace(train, batch_size=size)
     materials = materials.with_train(train)
-    coder = materials.coder()
+    coder = materials.build()
     check_divides(mesh, coder.topology.d_sae)
     return Resolved(materials.with_train(with_rate(train, coder)), coder, mesh)
 
@@ -82,9 +82,9 @@ def check(materials: M, numbers: Mapping[str, Any], checkpoints: Sequence[Checkp
         checkpoints: of the run: one that is begun asks for no source any more.
     """
     resolved = resolve(materials, numbers, tell)
-    e = resolved.materials.e
+    e = resolved.materials.experiment
     if not is_begun(checkpoints):
-        refuse_start(e, resolved.coder, resolved.materials.sides(), resolved.materials.source_coder)
+        refuse_start(e, resolved.coder, resolved.materials.sites, resolved.materials.source_coder)
     own_rows(resolved.mesh, e.train.batch_size, e.train.accumulate, e.train.neighbours)
     return resolved
 

@@ -22,7 +22,6 @@ from saejax.evals.heldout import heldout_rows, in_order, make_sums
 from saejax.fit.beginning import Beginning
 from saejax.fit.trainable import Group
 from saejax.store import RowSource
-from saejax.trained import sites_to_meta
 from saejax.training import Program, TrainState
 from saejax.training.optim import make_optimizer, make_schedule
 from saejax.training.program import L0s, can_differ, compare
@@ -52,18 +51,13 @@ class GroupProgram:
     program: Program
     sums: Callable[..., Any]
 
-    def put(self, arrays: Mapping[str, jax.Array]) -> Arrays:
-        """Those of the arrays that the program looks at."""
-        return {name: arrays[name] for name in self.sites.hook_points}
-
     def bytes(self) -> tuple[int, int]:
         """(of the parameters, of the whole state), of all members."""
-        abstract = self.program.abstract
-        parameters, state = (
+        of_params, of_all = (
             sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-            for tree in (abstract.params, abstract)
+            for tree in (self.program.abstract.params, self.program.abstract)
         )
-        return parameters, state
+        return of_params, of_all
 
 
 def make_program(
@@ -103,7 +97,7 @@ def make_program(
         step=step,
         compiled=compiled,
         checkpoints=checkpoints,
-        meta=sites_to_meta(sites, topology) | start.to_meta(),
+        meta=start.to_meta(coder),
         after=jax.jit(after) if can_differ(coder, abstract) else None,
     )
     sums = jax.jit(sums_for_all(make_sums(coder, sites), device.platform))
@@ -154,7 +148,7 @@ def place(programs: Iterable[GroupProgram], arrays: Mapping[str, np.ndarray]) ->
     for program in programs:
         wanted.setdefault(program.device, {}).update(dict.fromkeys(program.sites.hook_points))
     on = {device: jax.device_put({name: arrays[name] for name in names}, device) for device, names in wanted.items()}
-    return [program.put(on[program.device]) for program in programs]
+    return [{name: on[program.device][name] for name in program.sites.hook_points} for program in programs]
 
 
 def evaluate_heldout(

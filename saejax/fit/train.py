@@ -19,8 +19,8 @@ def train(learner: Learner, folder: Folder, process: Process, tell: Tell, shown:
     """
     tell = tell if process.first else lambda line: None
     with contextlib.ExitStack() as stack:
-        checkpoints = stack.enter_context(folder.held(process))
-        if (numbers := folder.numbers(process, checkpoints)) is None:
+        checkpoints, numbers = stack.enter_context(folder.held(process))
+        if numbers is None:
             return None
         ready = learner.ready(numbers, checkpoints, tell)
         setup = stack.enter_context(folder.recorded(ready, process, checkpoints))

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from saejax.app.experiment import Experiment
-from saejax.app.stages.train import Stored
 from saejax.app.workspace import Workspace
 from saejax.capture import expand_hook_points
 from saejax.coders import Coder
@@ -77,7 +76,7 @@ class Outline:
 
     def with_experiment(self, e: Experiment) -> "Outline":
         """The same models under other settings."""
-        return dataclasses.replace(self, work=dataclasses.replace(self.work, experiment=e))
+        return dataclasses.replace(self, work=self.work.of(e))
 
     def coder(self) -> Coder:
         return self.work.build()
@@ -115,8 +114,7 @@ class Outline:
         def needs(size: int) -> int:
             return int(of_size(size).step(mesh)[1].bytes)
 
-        rows = Stored(self.work).rows()
-        return of_size(batch_size(e.train, rows, mesh, needs, int(ROOM * device.memory))[0])
+        return of_size(batch_size(e.train, self.work.rows(), mesh, needs, int(ROOM * device.memory))[0])
 
 
 def captured_widths(work: Workspace) -> dict[str, int]:

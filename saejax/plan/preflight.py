@@ -17,7 +17,6 @@ import numpy as np
 from saejax.app import console
 from saejax.app.experiment import Experiment
 from saejax.app.extras import refuse_missing
-from saejax.app.stages.train import Stored
 from saejax.app.training_folders import open_numbers
 from saejax.app.workspace import Workspace
 from saejax.capture import expand_hook_points
@@ -143,9 +142,8 @@ class _Preflight:
     def _settings(self) -> Check:
         """Hook points, coder and batch fit each other, the model and the devices."""
         refuse_missing(self.work.experiment, "text", "lm", "train")
-        stored = Stored(self.work)
-        resolved = resolve(stored, open_numbers(stored.e.run), console.keep_quiet)
-        self.work, coder = resolved.materials.work, resolved.coder
+        resolved = resolve(self.work, open_numbers(self.work.experiment.run), console.keep_quiet)
+        self.work, coder = resolved.materials, resolved.coder
         e = self.work.experiment
         own_rows(resolved.mesh, e.train.batch_size, e.train.accumulate, e.train.neighbours)
         wide = f"{coder.topology.d_in} -> {coder.topology.d_sae:,} latents"

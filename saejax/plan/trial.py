@@ -15,7 +15,6 @@ import numpy as np
 import tensorstore as ts
 
 from saejax.app.console import keep_quiet
-from saejax.app.stages.train import Stored
 from saejax.app.workspace import Workspace
 from saejax.capture import capture
 from saejax.core.files import writing
@@ -160,7 +159,7 @@ def sampled(work: Workspace, folder: str, rate: float) -> Workspace:
     made = (work.lm, work.source, e.text, short, local_mesh(e.parallel, process))
     for split, n in (("train", tokens), ("heldout", heldout)):
         capture(small.store_dir(split), *made, split=split, n_tokens=n, seed=e.seed, process=process)
-    return dataclasses.replace(work, experiment=small)
+    return work.of(small)
 
 
 class _Enough(Exception):
@@ -202,9 +201,9 @@ def short_training(work: Workspace, folder: str) -> Trained:
     changed |= {"profile": False, "tensorboard": False, "monitor": False}
     e = dataclasses.replace(e, runs_dir=folder, name="trial", train=dataclasses.replace(t, **changed))
     looks = _Looks(e.gates.r2)
-    unsaved, stored = Unsaved([looks]), Stored(dataclasses.replace(work, experiment=e))
+    unsaved = Unsaved([looks])
     with contextlib.suppress(_Enough):
-        outcome = train(Coders.alone(stored), unsaved, Process(), keep_quiet, shown=False)
+        outcome = train(Coders.alone(work.of(e)), unsaved, Process(), keep_quiet, shown=False)
         if outcome is not None and outcome.stopped:
             raise Interrupted
     assert unsaved.began is not None

@@ -6,9 +6,8 @@
 Nothing here knows an experiment.
 """
 
-from saejax.runs.folder import Run, Sweep
+from saejax.runs.folder import Reading, Run, Sweep
 from saejax.runs.made import differing, digest, made
 from saejax.runs.provenance import Provenance
-from saejax.runs.reading import Reading
 
 __all__ = ["Provenance", "Reading", "Run", "Sweep", "differing", "digest", "made"]

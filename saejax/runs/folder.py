@@ -3,14 +3,17 @@
 import dataclasses
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
-from saejax.core.errors import DataError
+from saejax.core.errors import DataError, SaejaxError
 from saejax.core.files import read_if_there, read_object, value_of, write_json
 from saejax.core.metrics import last_rows, read_metrics
 from saejax.core.places import is_run_config
 from saejax.runs.shape import Maybe, fault
+
+T = TypeVar("T")
 
 
 def attempt_name(number: int) -> str:
@@ -201,3 +204,22 @@ _ATTEMPT_SHAPE = {
     "gates": Maybe([{"name": str, "passed": bool}]),
 }
 _ATTEMPTS = ({"kept": str, "why": str, "attempts": ([_ATTEMPT_SHAPE], _one_after_the_other)}, _keeps_one)
+
+
+class Reading:
+    """Reads the files of one run: of one that is damaged the error is kept in `errors`, and the others are read."""
+
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+
+    def of(self, read: Callable[[], T], otherwise: T) -> T:
+        """The result of `read`, or `otherwise` where a file is damaged or may not be read."""
+        try:
+            return read()
+        except (SaejaxError, OSError) as error:
+            self.errors.append(str(error))
+            return otherwise
+
+    def error(self, before: str | None = None) -> str | None:
+        """The errors in one line; None without any."""
+        return " ".join(dict.fromkeys(filter(None, (before, *self.errors)))) or None

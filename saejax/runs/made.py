@@ -44,6 +44,19 @@ def listed(changed: list[str]) -> str:
     return "; ".join(changed[:_LISTED]) + rest
 
 
+def already_done(stage: str, place: object) -> str:
+    """The line about what is there and would not be made otherwise now."""
+    return f"{stage}: already done, {place}"
+
+
+def other_settings(folder: Path, what: str, changed: list[str]) -> DataError:
+    """The error for a folder of another run or sweep: each difference, and what to do."""
+    return DataError(
+        f"{folder} holds {what} with another configuration:\n  " + "\n  ".join(changed) + "\n"
+        "Choose another --config.name, restore these settings, or delete the folder."
+    )
+
+
 def refusal(path: Path, changed: list[str]) -> DataError:
     """The error for an artifact that was made from something else: each difference, and what to do."""
     return DataError(
@@ -52,8 +65,14 @@ def refusal(path: Path, changed: list[str]) -> DataError:
     )
 
 
-def existing(path: Path, of: Mapping[str, Any], redo: bool = False) -> dict[str, Any] | None:
-    """The content of an artifact that is there and was made from `of`; None where it is to be made.
+def existing(
+    path: Path,
+    of: Mapping[str, Any],
+    redo: bool = False,
+    stage: str = "",
+    tell: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any] | None:
+    """The content of an artifact that is there and was made from `of`, of which a line is told; None where it is not.
 
     Raises:
         DataError: it was made from something else and not to be made again, or is damaged.
@@ -63,6 +82,7 @@ def existing(path: Path, of: Mapping[str, Any], redo: bool = False) -> dict[str,
     content = read_object(path)
     if changed := differing(content, of):
         raise refusal(path, changed)
+    tell(already_done(stage, path))
     return content
 
 
@@ -70,16 +90,16 @@ def made(
     path: Path,
     of: Mapping[str, Any],
     make: Callable[[], Mapping[str, Any]],
-    redo: bool = False,
-    already: Callable[[], None] = lambda: None,
+    redo: bool,
+    stage: str,
+    tell: Callable[[str], None],
 ) -> dict[str, Any]:
-    """The content of an artifact: what is there, of which `already` says so, or what `make` gives, written with `of`.
+    """The content of an artifact: `existing`, or what `make` gives, written with `of`.
 
     Raises:
         DataError: as `existing`; or it cannot be written.
     """
-    if (content := existing(path, of, redo)) is not None:
-        already()
+    if (content := existing(path, of, redo, stage, tell)) is not None:
         return content
     write_json(path, {**of, **make()})
     return read_object(path)

@@ -22,11 +22,7 @@ Provenance = dict[str, dict[str, Any]]
 
 
 def read_provenance(run: Run) -> Provenance:
-    """The record of a run; empty where there is none.
-
-    Raises:
-        DataError: it is damaged.
-    """
+    """The record of a run; empty where there is none. Raises DataError: it is damaged."""
     if not run.provenance.is_file():
         return {}
     content = read_object(run.provenance)
@@ -66,9 +62,7 @@ def _changes(key: str, known: dict[str, Any], now: dict[str, Any]) -> list[str]:
     if key not in STORES:
         both = [name for name in known if name in now]  # an import may know the model's name and nothing else of it
         return differences({name: known[name] for name in both}, {name: now[name] for name in both}, key)
-    same = not known or known["fingerprint"] == now["fingerprint"]
-    return [] if same else [f"{key}: {_in_words(known)} -> {_in_words(now)}"]
-
-
-def _in_words(store: dict[str, Any]) -> str:
-    return f"{store['store']} ({store['rows']:,} rows, fingerprint {store['fingerprint'][:12]})"
+    if not known or known["fingerprint"] == now["fingerprint"]:
+        return []
+    shown = "{store} ({rows:,} rows, fingerprint {fingerprint:.12})"
+    return [f"{key}: {shown.format(**known)} -> {shown.format(**now)}"]

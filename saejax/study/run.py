@@ -91,7 +91,7 @@ def _to_be_trained(work: Workspace) -> list[TrainedCoder]:
     works = [work]
     if _swept(work.experiment):
         plan = programs(members(work.experiment))
-        works = [dataclasses.replace(work, experiment=one.experiment) for group in plan for one in group.members]
+        works = [work.of(one.experiment) for group in plan for one in group.members]
     saes = []
     for member in works:
         coder, (reads, writes) = member.build(), member.sites

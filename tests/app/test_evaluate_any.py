@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -110,7 +111,7 @@ def test_a_run_and_its_copies_have_the_figures_of_the_run_s_own_evaluation(
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.parent != folder}
     assert run_dictionaries(Workspace(e), words, report=True) == 0
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.parent != folder} == before
-    assert capsys.readouterr().out.count("already evaluated") == 3
+    assert len(re.findall(r": already done, .*eval\.json$", capsys.readouterr().out, re.M)) == 3
 
 
 def test_a_coder_that_keeps_another_number_than_in_training_is_noted(
@@ -165,7 +166,7 @@ def test_bars_are_judged_anew_and_all_else_only_on_demand(
     strict = replaced(e, "gates", relative_error=0.0)
     assert run_dictionaries(Workspace(strict), words) == 1
     out = capsys.readouterr().out
-    assert "already evaluated" in out and "FAIL" in out and "fails relative_error" in out
+    assert "saved: already done, " in out and "FAIL" in out and "fails relative_error" in out
     assert evaluated(e, "saved")["metrics"] == first["metrics"]
     longer = replaced(e, "eval", tokens=900)
     with pytest.raises(DataError, match=r"on\.eval\.tokens: 500 -> 900.*Pass --redo"):

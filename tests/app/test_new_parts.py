@@ -195,8 +195,6 @@ class SlopesTraining:
         nothing = {"train": {}, "heldout": {}, "lm": {}, "text": {}}
         return verify_provenance(self.e.run, nothing | {"slopes": {"width": self.e.slopes.width}})
 
-    known = made_from
-
     def ready(self, numbers, checkpoints, tell):
         e, learnt = self.e, Slopes(self.e.slopes.width)
         optimizer, schedule, mesh = make_optimizer(e.train), make_schedule(e.train), training_mesh(e)
@@ -221,7 +219,7 @@ class SlopesTraining:
 def run_slopes(e):
     training = SlopesTraining(e)
     with joined(e.parallel) as process:
-        outcome = train(training, RunFolder(e, training), process, say)
+        outcome = train(training, RunFolder(e, training.made_from), process, say)
     return EXIT_PREEMPTED if outcome is not None and outcome.stopped else 0
 ''',
     "commands/slopes.py": '''
@@ -433,7 +431,7 @@ def test_a_workload_is_a_room_a_command_and_a_section(tmp_path: Path) -> None:
     assert "train: 3 slopes" in slopes()
     *_, last = sorted((tmp_path / "runs" / "lines" / "checkpoints").glob("*60"))
     shutil.rmtree(last)
-    assert "60 steps" in slopes() and "already complete" in slopes()
+    assert "60 steps" in slopes() and "already done" in slopes()
     code = """
     import numpy as np
     from saejax.checkpoints import Checkpoints

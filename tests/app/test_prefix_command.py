@@ -72,7 +72,7 @@ def test_it_trains_compares_and_shows(trained: tuple[Experiment, Any], capsys: p
     assert run_prefix(e) == 0
     said = capsys.readouterr().out
     assert (
-        "train: already complete" in said
+        "train: already done" in said
         and "evaluate: already done" in said
         and "| recall | prefix" in said
         and "| demo   | prefix" in said

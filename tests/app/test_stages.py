@@ -416,7 +416,7 @@ def test_text_that_runs_out_gives_a_smaller_store_and_says_so(
     assert "the text ran out before the 3,000 that were asked for" in capsys.readouterr().out
     assert 200 < StoreReader.open(e.store_dir("train")).n_tokens < 4000
     run_capture(Workspace(e))
-    assert "already complete" in capsys.readouterr().out
+    assert "already done" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("value", [0.0, 2.5])

@@ -51,7 +51,7 @@ def test_it_trains_and_scores(trained: Experiment, capsys: pytest.CaptureFixture
     assert any("val/fve" in row for row in rows), "it validates on rows that are in no batch"
     # Again: nothing is trained, and the figures are the same.
     assert run_truth(trained) == 0
-    assert "already complete" in (said := capsys.readouterr().out) and "| MCC " in said
+    assert "already done" in (said := capsys.readouterr().out) and "| MCC " in said
     assert json.loads((trained.run_dir / "truth.json").read_text()) == content
 
 

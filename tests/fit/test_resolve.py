@@ -11,7 +11,6 @@ from tiny import planted_experiment
 
 import saejax
 from saejax.app.experiment import to_run_json
-from saejax.app.stages.train import Stored
 from saejax.app.sweep.config import SweepConfig
 from saejax.app.sweep.members import members
 from saejax.app.sweep.run import run_sweep, with_rates
@@ -116,7 +115,7 @@ def test_an_experiment_s_size_is_found_from_its_store(
 ) -> None:
     e = planted_experiment(tmp_path, "open", batch_size=0, tokens=10**6)
     monkeypatch.setattr("saejax.fit.resolve.room_on", lambda devices: 10**9)
-    found = resolve(Stored(Workspace(e)), {}, print).materials.e
+    found = resolve(Workspace(e), {}, print).materials.experiment
     assert found.train.batch_size == 512  # an eighth of 4,096 rows
     assert "batch size 512: its step takes" in capsys.readouterr().out
     e.run_dir.mkdir(parents=True)
@@ -128,7 +127,7 @@ def test_what_cannot_be_looked_for_is_refused(tmp_path: Path) -> None:
     e = planted_experiment(tmp_path, "open", batch_size=0)
     several = dataclasses.replace(e, parallel=dataclasses.replace(e.parallel, processes="0/2", coordinator="here:1"))
     with pytest.raises(ConfigError, match="one process"):
-        resolve(Stored(Workspace(several)), {}, print)
+        resolve(Workspace(several), {}, print)
     with pytest.raises(ConfigError, match="share a batch"):
         run_sweep(Workspace(dataclasses.replace(e, parallel=dataclasses.replace(e.parallel, mesh=()))))
     with pytest.raises(ConfigError, match="iterable"):

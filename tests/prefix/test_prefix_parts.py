@@ -17,8 +17,7 @@ import optax
 import pytest
 from tiny.prefixes import small_prefix, write_squad
 
-from saejax.app.prefix import PrefixTraining
-from saejax.app.prefix_scores import scores
+from saejax.app.prefix import PrefixTraining, prefix_scores
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm import LanguageModel, decoder
 from saejax.parallel import ParallelConfig, make_mesh
@@ -83,12 +82,12 @@ def test_questions_of_one_context_are_drawn_together() -> None:
         em = np.repeat(right_C.astype(float), each)
         return {way: Answered([""] * len(em), dict.fromkeys(("em", "f1", "nll"), em), 0.0, 1.0) for way in WAYS}
 
-    alone = scores(answered(1), [str(i) for i in range(12)])
-    many = scores(answered(5), [str(i) for i in range(12) for _ in range(5)])
+    alone = prefix_scores(answered(1), [str(i) for i in range(12)])
+    many = prefix_scores(answered(5), [str(i) for i in range(12) for _ in range(5)])
     assert (many["records"], many["contexts"], alone["contexts"]) == (60, 12, 12)
     for metric, own in alone["ways"]["prefix"]["intervals"].items():
         assert many["ways"]["prefix"]["intervals"][metric] == pytest.approx(own)
-    apart = scores(answered(5), [str(i) for i in range(60)])["ways"]["prefix"]["intervals"]["em"]
+    apart = prefix_scores(answered(5), [str(i) for i in range(60)])["ways"]["prefix"]["intervals"]["em"]
     low, high = many["ways"]["prefix"]["intervals"]["em"]
     assert high - low > 1.8 * (apart[1] - apart[0])
 

@@ -19,11 +19,11 @@ def test_an_artifact_is_made_once_for_each_content(tmp_path: Path) -> None:
             calls.append(of)
             return {"figure": len(calls)}
 
-        return made(path, of, figures, redo, already=lambda: said.append(path))
+        return made(path, of, figures, redo, "figures", said.append)
 
     one, other = {"sha256": digest("a"), "bar": np.inf}, {"sha256": digest("b"), "bar": np.inf}
     assert make(one) == make(one) == json.loads(path.read_text())
-    assert len(calls) == len(said) == 1
+    assert len(calls) == 1 and said == [f"figures: already done, {path}"]
     with pytest.raises(DataError, match=rf"{path} was made from something else \(sha256: .*--redo") as caught:
         make(other)
     assert len(str(caught.value).splitlines()) == 1 and json.loads(path.read_text())["figure"] == 1

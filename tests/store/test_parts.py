@@ -405,7 +405,7 @@ def test_any_number_of_processes_leaves_the_same_bytes(
     stages = json.loads((e.run_dir / "stages.json").read_text())
     assert 0 < stages["capture train"]["tokens"] < 1500
     captured(e, order[0], work)
-    assert "already complete, 1,500 activations" in capsys.readouterr().out
+    assert "already done, 1,500 activations" in capsys.readouterr().out
 
 
 def test_parts_hold_the_rows_that_one_part_holds(tmp_path: Path) -> None:

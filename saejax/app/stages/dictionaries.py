@@ -78,7 +78,7 @@ def run_dictionaries(work: Workspace, words: list[str], redo: bool = False, repo
     for name, source in named.items():
         try:
             one = _open_dictionary(work, folder / name, source, on)
-            before = None if redo else _before(one)
+            before = existing(Run(one.folder).evaluation, one.decided, redo, name, console.say)
         except SaejaxError as error:
             if len(named) == 1:
                 raise
@@ -90,7 +90,9 @@ def run_dictionaries(work: Workspace, words: list[str], redo: bool = False, repo
         if before is not None:
             rows[name] = _finished(work, one, before, redo, report)
             continue
-        if waiting and not _fits(waiting, one):
+        together = [*waiting, one]
+        fits = len(together) <= _TOGETHER and sum(other.bytes for other in together) <= _BYTES
+        if waiting and not (fits and one.sae.sites == waiting[0].sae.sites):
             evaluate_waiting()
         waiting.append(one)
     if waiting:
@@ -119,11 +121,7 @@ def _shown(work: Workspace, folder: Path, rows: list[dict[str, Any]], saes: dict
 
 
 def _open_dictionary(work: Workspace, folder: Path, source: str, on: dict[str, Any]) -> _Opened:
-    """A dictionary; where its files do not say at which hook points it is, the experiment's settings do.
-
-    Raises:
-        SaejaxError: it cannot be read, or the model has not these hook points, so wide.
-    """
+    """A dictionary; where its files do not say at which hook points it is, the experiment's settings do."""
     e = work.experiment
     sae = load(source, hook_points=(*(e.reads or filter(None, [e.hook_point])), *e.writes))
     if UNKNOWN in sae.sites.hook_points:
@@ -133,26 +131,6 @@ def _open_dictionary(work: Workspace, folder: Path, source: str, on: dict[str, A
         )
     sae = sae.at(work.lm)
     return _Opened(folder, source, sae, {"sha256": sae.fingerprint(), "on": on})
-
-
-def _before(one: _Opened) -> dict[str, Any] | None:
-    """The content of eval.json, if the dictionary was evaluated already.
-
-    Raises:
-        DataError: it holds the figures of another dictionary, text or model, or of other settings.
-    """
-    path = Run(one.folder).evaluation
-    before = existing(path, one.decided)
-    if before is not None:
-        console.say(f"{one.folder.name}: already evaluated, {path}")
-    return before
-
-
-def _fits(waiting: list[_Opened], one: _Opened) -> bool:
-    """One can be evaluated together with those that wait."""
-    together = [*waiting, one]
-    same = one.sae.sites == waiting[0].sae.sites
-    return same and len(together) <= _TOGETHER and sum(other.bytes for other in together) <= _BYTES
 
 
 def _evaluate_together(work: Workspace, together: list[_Opened]) -> list[dict[str, Any]]:

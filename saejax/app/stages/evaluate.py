@@ -1,5 +1,6 @@
 """The stage after training: held-out text -> eval.json, documents.npz and the gates."""
 
+import functools
 from typing import Any
 
 from saejax.app import console
@@ -28,15 +29,11 @@ def run_evaluate(work: Workspace, redo: bool = False) -> int:
     """
     e = work.experiment
     refuse_many(e.parallel, "saejax evaluate")
-    sae, path = finished_run(e), e.run.evaluation
+    sae = finished_run(e)
     # Text and model are those of the run's record, which cannot change.
-    result = made(
-        path,
-        {"step": sae.step, "sha256": sae.fingerprint(), "config": _deciding(e)},
-        lambda: _evaluate_run(work, sae.at(work.lm)),
-        redo,
-        already=lambda: console.say(f"evaluate: already done, {path}"),
-    )
+    of = {"step": sae.step, "sha256": sae.fingerprint(), "config": _deciding(e)}
+    evaluate_run = functools.partial(_evaluate_run, work, sae)
+    result = made(e.run.evaluation, of, evaluate_run, redo, "evaluate", console.say)
     console.non_finite(result["non_finite_tokens"])
     console.other_l0(result)
     gates = [Gate.from_json(gate) for gate in result["gates"]]
@@ -57,7 +54,7 @@ def stale(e: Experiment) -> bool:
 
 def _evaluate_run(work: Workspace, sae: TrainedCoder) -> dict[str, Any]:
     """The content of eval.json beside what it was made from."""
-    e, made_from = work.experiment, work.verify_text_and_model()
+    e, sae, made_from = work.experiment, sae.at(work.lm), work.verify_text_and_model()
     done = evaluate(sae, work.lm, work.packer, e.eval, e.capture.max_norm_ratio)
     done.documents.save(e.run.documents)
     record_provenance(e.run, made_from, console.say)

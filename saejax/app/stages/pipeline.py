@@ -1,13 +1,13 @@
 """All stages, one after the other."""
 
 from saejax.app import console
-from saejax.app.experiment import Experiment, refuse_other_run
+from saejax.app.experiment import refuse_other_run
 from saejax.app.extras import refuse_missing
 from saejax.app.stages.capture import run_capture
 from saejax.app.stages.evaluate import run_evaluate
 from saejax.app.stages.report import run_report
 from saejax.app.stages.retries import check_retries, run_retries
-from saejax.app.stages.train import Stored, run_train
+from saejax.app.stages.train import run_train
 from saejax.app.training_folders import open_numbers
 from saejax.app.workspace import Workspace, verify_stores
 from saejax.checkpoints import Checkpoints
@@ -28,7 +28,7 @@ def run_pipeline(work: Workspace) -> int:
     # What training would refuse is refused before hours of capture.
     run = work.experiment.run
     with Checkpoints(run.checkpoints) as checkpoints:
-        work = check(Stored(work), open_numbers(run), [checkpoints], console.say).materials.work
+        work = check(work, open_numbers(run), [checkpoints], console.say).materials
     e = work.experiment
     refuse_other_run(e)
     verify_stores(e)
@@ -42,11 +42,7 @@ def run_pipeline(work: Workspace) -> int:
     if kept.experiment != e:
         page = run_report(kept)
     stages = e.run.read_stages() | kept.experiment.run.read_stages()
-    console.summary(read_json(kept.experiment.run.evaluation), stages, page, _live(e))
-    return code
-
-
-def _live(e: Experiment) -> str:
-    """The command that shows the run with all others."""
     folders = [f" --{key}={value}" for key, value in (("runs", e.runs_dir), ("stores", e.stores_dir)) if value != key]
-    return f"saejax serve{''.join(folders)}" + ("" if folders else "   (in a checkout: make serve)")
+    live = f"saejax serve{''.join(folders)}" + ("" if folders else "   (in a checkout: make serve)")
+    console.summary(read_json(kept.experiment.run.evaluation), stages, page, live)
+    return code

@@ -1,7 +1,7 @@
 """The stage that people look at: feature examples and report.html."""
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,11 @@ from saejax.parallel import refuse_many
 from saejax.report import render
 from saejax.report.feature_table import FeatureTable, write_features
 from saejax.runs import Run
-from saejax.runs.made import differing
+from saejax.runs.made import already_done, differing
 from saejax.runs.provenance import record_provenance
 
 # The files of a run whose content is on the page.
-_SHOWN = (
-    Run.features,
-    Run.metrics,
-    Run.evaluation,
-    Run.stages,
-    Run.profile,
-    Run.explanations,
-    Run.attempts,
-)
+_SHOWN = (Run.features, Run.metrics, Run.evaluation, Run.stages, Run.profile, Run.explanations, Run.attempts)
 
 
 def run_report(work: Workspace, redo: bool = False) -> Path:
@@ -53,32 +45,25 @@ def write_page(folder: Path, made_from: dict[str, Any], collect: Callable[[], di
     What is there is made again where it was made from something else, or shows other files.
     """
     features = Run(folder).features
-    if redo or not features.is_file() or differing(_features_made_from(features), made_from):
-        write_features(features, collect(), made_from)
+    if not redo and features.is_file():
+        with FeatureTable(features) as table:
+            redo = bool(differing(table.made_from, made_from))
+    else:
         redo = True
+    if redo:
+        write_features(features, collect(), made_from)
     return show_again(folder, redo)
 
 
 def show_again(folder: Path, redo: bool = False) -> Path:
     """Write report.html anew where a file that it shows has changed; its features stay as they are."""
     page, record = Run(folder).page, Run(folder).report
-    shown = _hash_files(folder / name for name in _SHOWN)
+    contents = (path.read_bytes() if path.is_file() else b"" for path in map(folder.joinpath, _SHOWN))
+    shown = hashlib.sha256(b"".join(hashlib.sha256(content).digest() for content in contents)).hexdigest()
     if not redo and page.is_file() and record.is_file() and read_json(record).get("shown") == shown:
-        console.say(f"report: already done, {page}")
+        console.say(already_done("report", page))
         return page
     page = render(folder)
     write_json(record, {"shown": shown})
     console.say(f"report: {page}")
     return page
-
-
-def _features_made_from(path: Path) -> dict[str, Any]:
-    with FeatureTable(path) as table:
-        return table.made_from
-
-
-def _hash_files(paths: Iterable[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        digest.update(hashlib.sha256(path.read_bytes() if path.is_file() else b"").digest())
-    return digest.hexdigest()

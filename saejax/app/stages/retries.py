@@ -10,12 +10,11 @@ The record is written before an attempt trains, so that the same command goes on
 import contextlib
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 from saejax.app import console
 from saejax.app.experiment import Experiment, to_run_json, with_settings
 from saejax.app.stages.evaluate import run_evaluate, stale
-from saejax.app.stages.train import Stored, run_train
+from saejax.app.stages.train import run_train
 from saejax.app.workspace import Workspace
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError
 from saejax.core.files import read_json
@@ -68,20 +67,20 @@ def run_retries(work: Workspace, code: int) -> tuple[Workspace, int]:
                 settled = _SETTLED
                 console.say(f"retry: {settled}")
                 break
-            record = dataclasses.replace(
-                record, attempts=(*record.attempts, Attempt(attempt_name(at), kept.name, changes))
-            )
+            begun = Attempt(attempt_name(at), kept.name, changes)
+            record = dataclasses.replace(record, attempts=(*record.attempts, begun))
             record.write(e.run)
         attempt = record.attempts[at]
-        _announce(attempt, at, e.gates.retries)
+        console.say(f"\nretry: {attempt.name} (of {max(at, e.gates.retries)}), from {attempt.begins_from}:")
+        for change in attempt.changes:
+            console.say(f"  {change}")
         own = attempt_work(work, record, attempt.name)
         if run_train(own):
             return own, EXIT_PREEMPTED
         codes[attempt.name] = run_evaluate(own, redo=stale(own.experiment))
         render(own.experiment.run_dir)
-        done = list(record.attempts)
-        done[at] = _with_evaluation(attempt, own)
-        record = dataclasses.replace(record, attempts=tuple(done))
+        done = (*record.attempts[:at], _with_evaluation(attempt, own), *record.attempts[at + 1 :])
+        record = dataclasses.replace(record, attempts=done)
         _with_best(record).write(e.run)
         at += 1
     record = _with_best(record)
@@ -95,34 +94,27 @@ def attempt_work(work: Workspace, record: Attempts, name: str) -> Workspace:
     """The workspace of an attempt: the run's with all changes on the way to it, in a folder of its own."""
     if name == FIRST:
         return work
-    e, attempts = work.experiment, {one.name: one for one in record.attempts}
-    before, attempt = attempt_work(work, record, attempts[name].begins_from).experiment, attempts[name]
+    attempt = next(attempt for attempt in record.attempts if attempt.name == name)
+    before = attempt_work(work, record, attempt.begins_from).experiment
     changed = with_settings(before, {change.key: change.after for change in attempt.changes})
-    gates = dataclasses.replace(e.gates, retries=0)
-    home: dict[str, Any] = {"name": name, "runs_dir": str(e.run_dir), "store": e.store or e.name, "gates": gates}
-    return dataclasses.replace(work, experiment=dataclasses.replace(changed, **home))
+    return work.of(work.experiment.within(changed, name, gates=dataclasses.replace(work.experiment.gates, retries=0)))
 
 
 def _changes(work: Workspace, kept: Attempt, record: Attempts) -> tuple[Changed, ...]:
     """The changes of the next attempt to the one that is kept."""
     own = attempt_work(work, record, kept.name)
-    e = own.experiment
-    coder = e.coder.resolved()
-    values = {key: _value(to_run_json(e), key) for row in CHANGES.values() for change in row for key in change.keys}
+    e, config = own.experiment, to_run_json(own.experiment)
+    keys = [key for row in CHANGES.values() for change in row for key in change.keys]
+    values = {key: config[key.partition(".")[0]][key.partition(".")[2]] for key in keys}
 
     def possible(settings: Mapping[str, float]) -> bool:
         """A run can have them: nothing that could refuse it does."""
         with contextlib.suppress(ConfigError):
-            check(Stored(dataclasses.replace(own, experiment=with_settings(e, settings))), {}, (), console.keep_quiet)
+            check(own.of(with_settings(e, settings)), {}, (), console.keep_quiet)
             return True
         return False
 
-    return next_changes(kept, record.attempts, coder, values, possible)
-
-
-def _value(config: Mapping[str, Any], key: str) -> Any:
-    room, _, name = key.partition(".")
-    return config[room][name]
+    return next_changes(kept, record.attempts, e.coder.resolved(), values, possible)
 
 
 def _with_evaluation(attempt: Attempt, work: Workspace) -> Attempt:
@@ -132,13 +124,6 @@ def _with_evaluation(attempt: Attempt, work: Workspace) -> Attempt:
     shown = ("fve", "l0", "relative_error", "dead_fraction", "loss_recovered")
     metrics = {name: result["metrics"].get(name) for name in shown}
     return dataclasses.replace(attempt, gates=gates, metrics=metrics)
-
-
-def _announce(attempt: Attempt, at: int, most: int) -> None:
-    console.say()
-    console.say(f"retry: {attempt.name} (of {max(at, most)}), from {attempt.begins_from}:")
-    for change in attempt.changes:
-        console.say(f"  {change}")
 
 
 def _with_best(record: Attempts) -> Attempts:

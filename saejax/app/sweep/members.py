@@ -38,8 +38,7 @@ def members(e: Experiment) -> tuple[Member[Experiment], ...]:
     """
     by_name: dict[str, Member[Experiment]] = {}
     same: dict[str, str] = {}
-    axes = [[(axis, value) for value in axis.values(e.sweep)] for axis in _AXES]
-    varied = [values for values in axes if values]
+    varied = [[(axis, value) for value in values] for axis in _AXES if (values := _values(e.sweep, axis))]
     if not varied and not e.sweep.points:
         raise ConfigError(
             "The sweep is empty. Give it something to vary, such as --config.sweep.seeds=0,1,2 or "
@@ -83,29 +82,25 @@ def decided(plan: Sequence[Member[Experiment]]) -> dict[str, Any]:
 
 
 def _member(
-    e: Experiment, point: str, settings: Mapping[str, Any], chosen: Sequence[tuple["_Axis", Any]]
+    e: Experiment, point: str, settings: Mapping[str, Any], chosen: Sequence[tuple[str, Any]]
 ) -> Member[Experiment]:
-    name = "-".join([*([point] if point else []), *(axis.label(value) for axis, value in chosen)])
+    name = "-".join([*([point] if point else []), *(_AXES[axis][0](value) for axis, value in chosen)])
     if name == Sweep.groups:
         raise ConfigError(f"A member of the sweep is called {name!r}, which is a folder of the sweep; rename it.")
     settings, unnamed = dict(settings), with_settings(e, settings)
     for axis, value in chosen:
-        added = axis.settings(unnamed, value)
+        added = _AXES[axis][1](unnamed, value)
         if doubled := added.keys() & settings.keys():
-            raise ConfigError(
-                f"{doubled.pop()} is set by the point {point!r} and by sweep.{axis.name}; remove one of them."
-            )
+            raise ConfigError(f"{doubled.pop()} is set by the point {point!r} and by sweep.{axis}; remove one of them.")
         settings |= added
         unnamed = with_settings(e, settings)
-    home: dict[str, Any] = {
-        "name": name,
-        "runs_dir": str(e.run_dir),
-        "store": e.store or e.name,
-        "sweep": SweepConfig(),
-    }
-    _check_shared(e, unnamed, name)
-    unscaled = dataclasses.replace(unnamed, **home)
-    scale = next((value for axis, value in chosen if axis.name == "sparsity_scales"), 1.0)
+    if changed := differences(shared(Experiment, to_json(e)), shared(Experiment, to_json(unnamed))):
+        raise ConfigError(
+            f"The member {name!r} changes {'; '.join(changed)}. All members of a sweep are given the same batches "
+            "at the same steps; set it for the whole sweep, or make it a sweep of its own."
+        )
+    unscaled = e.within(unnamed, name, sweep=SweepConfig())
+    scale = dict(chosen).get("sparsity_scales", 1.0)
     return Member(name, _scaled(unscaled, scale, name), unscaled, scale)
 
 
@@ -123,36 +118,14 @@ def _scaled(e: Experiment, scale: float, name: str) -> Experiment:
     return dataclasses.replace(e, coder=dataclasses.replace(e.coder, **weights))
 
 
-def _check_shared(e: Experiment, member: Experiment, name: str) -> None:
-    """Raise if the member differs from the sweep in what all its members must share."""
-    changed = differences(shared(Experiment, to_json(e)), shared(Experiment, to_json(member)))
-    if changed:
-        raise ConfigError(
-            f"The member {name!r} changes {'; '.join(changed)}. All members of a sweep are given the same batches "
-            "at the same steps; set it for the whole sweep, or make it a sweep of its own."
-        )
-
-
 # --- the axes ------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class _Axis:
-    """An axis of the grid: its key in `SweepConfig`, what a value is in a name, and the settings it stands for."""
-
-    name: str
-    label: Callable[[Any], str]
-    settings: Callable[[Experiment, Any], dict[str, Any]]
-
-    def values(self, sweep: SweepConfig) -> tuple[Any, ...]:
-        values = getattr(sweep, self.name)
-        # On the command line topk,jumprelu is one word.
-        return (
-            tuple(word.strip() for value in values for word in value.split(",")) if self.name in _WORD_AXES else values
-        )
-
-
-_WORD_AXES = ("presets", "reads")
+def _values(sweep: SweepConfig, axis: str) -> Sequence[Any]:
+    values = getattr(sweep, axis)
+    if axis not in ("presets", "reads"):
+        return values
+    return [word.strip() for value in values for word in value.split(",")]  # on the command line topk,jumprelu is one
 
 
 def _sets(key: str) -> Callable[[Experiment, Any], dict[str, Any]]:
@@ -177,18 +150,19 @@ def _sets_k(e: Experiment, k: int) -> dict[str, Any]:
     return {f"coder.{key}": k}
 
 
-_AXES = (
-    _Axis("presets", str, _sets("coder.preset")),
+# {axis of the grid: (what a value is in a name, the settings it stands for)}
+_AXES: dict[str, tuple[Callable[[Any], str], Callable[[Experiment, Any], dict[str, Any]]]] = {
+    "presets": (str, _sets("coder.preset")),
     # d_sae, where the experiment sets it, is the stronger key.
-    _Axis("expansions", "x{}".format, lambda e, value: {"coder.expansion": value, "coder.d_sae": 0}),
-    _Axis("d_saes", "d{}".format, _sets("coder.d_sae")),
-    _Axis("ks", "k{}".format, _sets_k),
-    _Axis("reads", str, lambda e, value: {"reads": (value,)}),
-    _Axis("lrs", "lr{}".format, _sets("train.lr")),
+    "expansions": ("x{}".format, lambda e, value: {"coder.expansion": value, "coder.d_sae": 0}),
+    "d_saes": ("d{}".format, _sets("coder.d_sae")),
+    "ks": ("k{}".format, _sets_k),
+    "reads": (str, lambda e, value: {"reads": (value,)}),
+    "lrs": ("lr{}".format, _sets("train.lr")),
     # Told to the program, and in the member's own experiment a factor of its coefficients.
-    _Axis("sparsity_scales", "sparsity{}".format, lambda e, value: {}),
-    _Axis("seeds", "seed{}".format, _sets("coder_seed")),
-)
+    "sparsity_scales": ("sparsity{}".format, lambda e, value: {}),
+    "seeds": ("seed{}".format, _sets("coder_seed")),
+}
 
 
 # --- the points ----------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from saejax.app.console import say
 from saejax.app.experiment import Experiment, deciding, from_json, to_run_json
 from saejax.app.extras import refuse_missing
 from saejax.app.stages import run_capture
-from saejax.app.stages.train import Stored
 from saejax.app.sweep.members import decided, groups, members, sparsity_of
 from saejax.app.training_folders import SweepFolder, sweep_checkpoints
 from saejax.app.workspace import Workspace, verify_stores
@@ -33,6 +32,7 @@ from saejax.fit.trainable import Member
 from saejax.parallel import Process, refuse_many
 from saejax.report.sweep_page import render_sweep, sweep_table
 from saejax.runs import Sweep
+from saejax.runs.made import existing, other_settings
 from saejax.training import Outcome
 
 
@@ -51,41 +51,37 @@ def run_sweep(work: Workspace, group: int | None = None) -> int:
     _refuse_settings(e)
     plan = as_begun(e, with_rates(work, members(e)))
     programs = groups(plan)
-    stored = [Stored(dataclasses.replace(work, experiment=program.experiment)) for program in programs]
+    stored = [work.of(program.experiment) for program in programs]
     verify_stores(e)
     source = functools.cache(stored[0].source_coder)
-    done = Sweep(e.run_dir).result.is_file()
-    begun = done or is_begun(sweep_checkpoints(e, len(programs)))
+    begun = Sweep(e.run_dir).result.is_file() or is_begun(sweep_checkpoints(e, len(programs)))
     for materials in stored:
-        coder = materials.coder()
+        coder = materials.build()
         if not begun:
-            refuse_start(materials.e, coder, materials.sides(), source)
+            refuse_start(materials.experiment, coder, materials.sites, source)
     _refuse_no_heldout(work)
     if group is not None:
         _refuse_group(e, group, len(programs))
-    if done:
-        content = read_json(Sweep(e.run_dir).result)
-        say(f"sweep: already done, {Sweep(e.run_dir).result}")
-    else:
+    # The members, by which it is known, were compared above.
+    content = existing(Sweep(e.run_dir).result, {}, stage="sweep", tell=say)
+    if content is None:
         if group is None:
             run_capture(work)
         here = slice(None) if group is None else slice(group, group + 1)
-        coders = Coders(programs[here], stored[here])
-        folder = SweepFolder(e, plan, programs, group, work.made_from)
+        coders, folder = Coders(programs[here], stored[here]), SweepFolder(e, plan, programs, group, work.made_from)
         # The sweep's folder is held until its table is there; a program that trains alone holds its own folder.
         with lease(e.run_dir) if group is None else contextlib.nullcontext():
             outcome = train(coders, folder, Process(), say)
             assert outcome is not None
             if outcome.stopped:
                 return EXIT_PREEMPTED
-            if group is None:
-                content = _finish(e, coders, outcome, folder.environment)
-        if group is not None:
-            names = [member.name for member in programs[group].members]
-            failed = [name for name in names if outcome.memories[name].failed is not None]
-            note = f"; {', '.join(failed)} did not stay finite" if failed else ""
-            say(f"sweep: program {group} is done, {outcome.step:,} steps through {len(names)} coders{note}")
-            return 1 if failed == names else 0
+            if group is not None:
+                names = [member.name for member in programs[group].members]
+                failed = [name for name in names if outcome.memories[name].failed is not None]
+                note = f"; {', '.join(failed)} did not stay finite" if failed else ""
+                say(f"sweep: program {group} is done, {outcome.step:,} steps through {len(names)} coders{note}")
+                return 1 if failed == names else 0
+            content = _finish(e, coders, outcome, folder.environment)
     say(sweep_table(content))
     return 0 if any(row["status"] == "ok" for row in content["members"]) else 1
 
@@ -203,8 +199,7 @@ def with_rates(work: Workspace, plan: tuple[Member[Experiment], ...]) -> tuple[M
         e = member.experiment
         if e.train.lr:
             return member
-        stored = Stored(dataclasses.replace(work, experiment=e))
-        lr = resolve(stored, {"lr": begun.get(member.name)}, say).materials.e.train.lr
+        lr = resolve(work.of(e), {"lr": begun.get(member.name)}, say).materials.experiment.train.lr
         own, unscaled = (
             dataclasses.replace(one, train=dataclasses.replace(one.train, lr=lr)) for one in (e, member.unscaled)
         )
@@ -230,8 +225,5 @@ def as_begun(e: Experiment, plan: tuple[Member[Experiment], ...]) -> tuple[Membe
     begun = {name: deciding(to_run_json(from_json(config))) for name, config in read_json(path).items()}
     named = {member.name: member for member in plan}
     if changed := differences(begun, decided(plan)):
-        raise DataError(
-            f"{e.run_dir} holds a sweep with another configuration:\n  " + "\n  ".join(changed[:20]) + "\n"
-            "Choose another --config.name, restore these settings, or delete the folder."
-        )
+        raise other_settings(e.run_dir, "a sweep", changed[:20])
     return tuple(named[name] for name in begun)
