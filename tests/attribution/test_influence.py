@@ -2,11 +2,13 @@
 
 import dataclasses
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
 
-from saejax.attribution import Graph
+from saejax.attribution import AttributionConfig, Graph
+from saejax.attribution.chunks import Chunks
 from saejax.attribution.influence import Pruned, influence, pruned, scores
 from saejax.core.errors import ConfigError, DataError
 
@@ -113,3 +115,22 @@ def test_what_is_no_graph_of_effects_is_refused() -> None:
     for name, value in (("features", np.array([[0, 1, 8]] * 4, np.int32)), ("logits", np.array([1, 1], np.int32))):
         with pytest.raises(DataError, match="twice"):
             dataclasses.replace(graph(), **{name: value})
+
+
+class _Made:
+    """Stands for a prompt's model: the rows of the graph by hand, whichever are asked for."""
+
+    features, n_sources, n_errors, n_tokens = graph().features, 10, 4, 2
+    probabilities = graph().probabilities
+
+    def rows(self, targets: np.ndarray, chunk: int) -> np.ndarray:
+        return graph().weights[[TARGETS.index(target) for target in targets], :10]
+
+
+@pytest.mark.parametrize("order", [[[10, 11], [2, 3], [0, 1]], [[0, 1], [2, 3], [10, 11]], [[3, 0], [11, 1], [2, 10]]])
+def test_influence_over_rows_does_not_depend_on_the_order_in_which_they_came(order: list[list[int]]) -> None:
+    made: Any = _Made()
+    chunks = Chunks(made, AttributionConfig(chunk=2), None)
+    for targets in order:
+        chunks.add(np.array(targets))
+    np.testing.assert_allclose(512 * chunks.influence(), [INFLUENCE[name] for name in NAMES[:4]], rtol=1e-12)

@@ -203,6 +203,13 @@ def test_features_are_the_latents_that_are_active_and_logits_the_likeliest() -> 
     assert with_bos.weights[:, with_bos.parts["errors"]].reshape(len(with_bos.weights), LAYERS, -1)[:, :, 0].any()
 
 
+def test_probabilities_behind_a_layer_norm_are_those_of_a_run() -> None:
+    lm, graph = lm_of("gpt2"), whole("gpt2", "transcoder")
+    logits, _ = jax.jit(lambda params: dataclasses.replace(lm, params=params).run(graph.tokens[None]))(lm.params)
+    p = np.asarray(jax.nn.softmax(logits[0, -1]), np.float64)
+    np.testing.assert_allclose(graph.probabilities, p[graph.logits], rtol=1e-5)
+
+
 # Of the most that can be, and of little that is quick to compile.
 MANY, LITTLE = ("gemma2", "skip_clt"), ("gpt2", "transcoder")
 

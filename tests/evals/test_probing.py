@@ -17,6 +17,7 @@ from saejax.evals.probing.first_letter import (
     LETTERS,
     Task,
     Words,
+    absorbed,
     divided,
     first_letters,
     prompts,
@@ -263,6 +264,13 @@ def test_planted_splitting_and_absorption_are_found() -> None:
     assert letters["s"]["words"] == 20 and letters["s"]["full_absorption"] == 1 / 20
     assert letters["s"]["absorption_fraction"] == pytest.approx(1 / 20)
     assert found["splits"]["mean"] == pytest.approx(27 / 26) and found["full_absorption"]["n"] == 26
+
+
+def test_others_carry_at_most_what_the_main_latents_leave() -> None:
+    """Words along the probe: act 1, the main latent 0.75 of it; others write 0.5 more than is left, or 0.2, or 0.5."""
+    z, W_dec = np.array([[0.75, 0.75], [0.75, 0.2], [0.0, 0.5]]), np.array([[1.0, 0], [1.0, 0]])
+    found = absorbed(z, np.array([[1.0, 0]] * 3), W_dec, np.array([2.0, 0]), [0])
+    np.testing.assert_allclose(found.fraction, [0.25, 0, 1])
 
 
 def test_a_model_that_does_not_know_letters_and_coders_without_directions_are_refused() -> None:

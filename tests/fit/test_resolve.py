@@ -18,7 +18,7 @@ from saejax.app.training_folders import as_begun
 from saejax.app.workspace import Workspace
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.host import available_memory
-from saejax.fit.resolve import resolve
+from saejax.fit.resolve import resolve, with_numbers
 from saejax.training import TrainConfig
 from saejax.training.batch_size import find
 from saejax.training.optim import usual_rate
@@ -149,3 +149,10 @@ def test_memory_of_the_machine_or_of_the_group(tmp_path: Path) -> None:
     (groups / "memory" / "memory.limit_in_bytes").write_text("907\n")
     (groups / "memory" / "memory.usage_in_bytes").write_text("7\n")
     assert available_memory(proc, groups) == 900
+
+
+def test_a_begun_run_gives_only_what_is_left_open() -> None:
+    begun = {"batch_size": 256, "lr": 0.25}
+    assert with_numbers(TrainConfig(batch_size=0, lr=0.0), begun) == TrainConfig(batch_size=256, lr=0.25)
+    chosen = TrainConfig(batch_size=128, lr=0.5)
+    assert with_numbers(chosen, begun) == chosen

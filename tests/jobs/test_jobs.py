@@ -377,6 +377,12 @@ def test_a_task_that_was_told_to_stop_goes_on(tmp_path: Path) -> None:
     assert [one["code"] for one in read_starts(folder.record_of("train"))] == [75, 0]
 
 
+def test_it_goes_on_as_often_as_the_site_says(tmp_path: Path) -> None:
+    job = dataclasses.replace(runnable(tmp_path, Stage("train", (("exit", "75"),))), requeues=2)
+    assert run_job(job, at_once=1) != 0
+    assert [one["code"] for one in read_starts(job.record_of("train"))] == [75, 75, 75]
+
+
 def test_cancelling_the_runner_is_passed_on(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     folder = runnable(tmp_path, Stage("train", (("wait", str(mark)),)), Stage("report", (("ok",),), ("train",)))

@@ -1,6 +1,7 @@
 """What a study's tables say: each figure against a few lines of NumPy, with tables whose numbers are known."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from saejax.core.bootstrap import mean_interval
 from saejax.interventions import first_draws, matched
 from saejax.study import baseline, effects
+from saejax.study.effects import Group
 from saejax.study.summary import FEWEST_CONTROLS, effects_of, group_of, turns_of
 from saejax.study.table import Table
 
@@ -91,3 +93,16 @@ def test_the_same_set_in_another_order_is_no_new_control() -> None:
     sets = matched([0, 1, 2], np.array([1.0, 1, 1, 1, 1, 1, 0, 0]), 5)
     assert first_draws(sets).tolist() == [True, False, False, False, False]
     assert first_draws(np.array([[1, 2], [2, 3], [2, 1], [1, 3]])).tolist() == [True, True, False, True]
+
+
+def test_means_are_over_the_tokens_between_bos_and_the_end_of_each_prompt() -> None:
+    """And of latents of the group's own layer that no other group holds."""
+    rng, last = np.random.default_rng(0), np.array([2, 3])
+    latents_RSGF = rng.uniform(size=(2, 5, 2, 3))
+    stands_for: Any = SimpleNamespace
+    inside = stands_for(dictionaries={"d": SimpleNamespace(coder=SimpleNamespace(topology=SimpleNamespace(d_sae=3)))})
+    prompts, clean = stands_for(clean=np.zeros((2, 5), int), last=last), stands_for(latents={"d": latents_RSGF})
+    first, second = Group("first", "d", 1, (3,)), Group("second", "d", 1, (5,))
+    mean_F = effects._means(inside, prompts, clean, [first, second])(first)
+    wanted = np.concatenate([latents_RSGF[0, 1:3, 1], latents_RSGF[1, 1:4, 1]]).mean(0)
+    np.testing.assert_allclose(mean_F, [0, 0, 0, wanted[0], wanted[1], 0])
