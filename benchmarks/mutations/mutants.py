@@ -63,7 +63,7 @@ MUTANTS = [
             "min(self.first.config.context_length, self.second.config.context_length)",
             "max(self.first.config.context_length, self.second.config.context_length)",
         ),
-        ("embedding and head and not self._equal(embedding, head)", "embedding and head and False"),
+        ("embedding and head and not files.are_equal(embedding, head)", "embedding and head and False"),
     ),
     *_of(
         "store",
@@ -88,14 +88,14 @@ MUTANTS = [
         "text",
         "text/test_text text/test_text_mixture text/test_text_folders text/test_chat text/test_added_tokens",
         ("begun_C = period * quotas_C +", "begun_C = quotas_C +"),
-        ('special |= fields["positions"] == 0', 'special |= fields["positions"] < 0'),
+        ("special |= positions == 0", "special |= positions < 0"),
         ("(hash_fraction(group) < self.heldout_fraction)", "(hash_fraction(group) <= 2 * self.heldout_fraction)"),
     ),
     *_of(
         "capture",
         "capture/test_stream capture/test_capture_options capture/test_capture_faults",
         ("np.cumsum(ordinary[::-1])[::-1] - ordinary", "np.cumsum(ordinary[::-1])[::-1]"),
-        ("(packed.to_end >= 0) & (packed.to_end < k)", "(packed.to_end >= 0) & (packed.to_end <= k)"),
+        ("(packed.to_end < config.last_tokens)", "(packed.to_end <= config.last_tokens)"),
         ("(usual > 0) & (norms > ratio * usual)", "(usual > 0) & (norms > usual)"),
         ("done=self.done + rows, skip=self.skip + rows)", "done=self.done + rows, skip=self.skip)"),
     ),
@@ -103,7 +103,7 @@ MUTANTS = [
         "checkpoints",
         "checkpoints/test_checkpoints checkpoints/test_checkpoint_faults",
         ('elif now["sha256"] != entry["sha256"]:', "elif False:"),
-        ("not (self.every and step % self.every == 0)", "not self.every"),
+        ("and not (every and step % every == 0)", "and not every"),
         ("if have[path][field] != want[path][field]:", "if False:"),
     ),
     *_of(
@@ -128,7 +128,7 @@ MUTANTS = [
         ("np.subtract(zero, sae) / apart", "np.subtract(zero, clean) / apart"),
         ("(jnp.exp(log_p_RSV) * (log_p_RSV - log_q_RSV))", "(jnp.exp(log_q_RSV) * (log_q_RSV - log_p_RSV))"),
         ("q_D + 2 * at_D * s_D + n * np.square(at_D)", "q_D + 2 * at_D * s_D - n * np.square(at_D)"),
-        ("cosines_AB = np.abs(cosines_AB)", "cosines_AB = +cosines_AB"),
+        ("return np.abs(unit(rows_AD) @ unit(rows_BD).T)", "return unit(rows_AD) @ unit(rows_BD).T"),
         ("carried_B = np.minimum(others_B, act_B - main_B)", "carried_B = others_B"),
         ("+ often_F[None] - both_NF", "+ often_F[None] + both_NF"),
         ("self.value < self.bar if self.comparison", "self.value > self.bar if self.comparison"),
@@ -138,7 +138,7 @@ MUTANTS = [
         "interventions/test_interventions interventions/test_patching study/test_study",
         ("lambda t, g, m: t + g * m", "lambda t, g, m: t + g"),
         ("(jnp.exp(log_p_RV) * (log_p_RV - log_q_RV))", "(jnp.exp(log_q_RV) * (log_q_RV - log_p_RV))"),
-        ("np.where(kept_F, 0.0, instead)", "np.where(kept_F, instead, 0.0)"),
+        ("np.where(stays_F, 0.0, instead)", "np.where(stays_F, instead, 0.0)"),
     ),
     *_of(
         "attribution",
@@ -178,7 +178,7 @@ MUTANTS = [
     *_of(
         "report",
         "report/test_report report/test_graph_page report/test_graph_page_input report/test_study_page "
-        "serve/test_serve_features",
+        "training/test_monitor serve/test_serve_features",
         ("latent = number - diagonal * (diagonal + 1) // 2", "latent = number - diagonal * (diagonal - 1) // 2"),
         ("1e3 * seconds[key] / steps", "seconds[key] / steps"),
         ("(np.cumsum(count) - (count - 1) / 2)[place]", "np.cumsum(count)[place]"),
@@ -188,14 +188,17 @@ MUTANTS = [
         "serve",
         "serve/test_serve_guard serve/test_serve_features serve/test_serve_runs serve/test_serve_requests "
         "serve/test_serve_notes",
-        ('site not in ("same-origin", "none") and (changes or api)', 'site not in ("same-origin", "none") and changes'),
+        (
+            'if site not in ("same-origin", "none") and (changes or',
+            'if site not in ("same-origin", "none") and (changes and',
+        ),
         ("int(length[:20]) > LARGEST_BODY", "int(length[:20]) > 9 * LARGEST_BODY"),
-        ("_LARGEST_ID = (1 << 31) - 1", "_LARGEST_ID = 1 << 31"),
+        ("LARGEST_INT = (1 << 31) - 1", "LARGEST_INT = 1 << 31"),
     ),
     *_of(
         "plan",
         "plan/test_recommendation plan/test_plan_programs plan/test_laws plan/test_devices plan/test_plan_models",
-        ("self.device_bytes <= ROOM * self.device.memory", "self.device_bytes <= self.device.memory"),
+        ("if stage.device_bytes > ROOM * self.device.memory]", "if stage.device_bytes > self.device.memory]"),
     ),
     *_of(
         "jobs",
