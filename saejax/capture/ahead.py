@@ -1,6 +1,7 @@
 """Work done ahead, so that the device does not wait: batches are packed in a thread, and the next forward is running
 while the results of the last one are handed on."""
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -26,16 +27,24 @@ def prefetched(items: Iterator[Item], depth: int = _BATCHES_AHEAD) -> Generator[
     """
     end: Any = object()
     pool = ThreadPoolExecutor(1, thread_name_prefix="capture-packer", initializer=give_way)
+    alone = threading.Lock()
+
+    def make() -> Any:
+        with alone:
+            return next(items, end)
+
     try:
         # One more than `depth`: while those wait, the thread makes the next.
-        ahead = deque(pool.submit(next, items, end) for _ in range(depth + 1))
+        ahead = deque(pool.submit(make) for _ in range(depth + 1))
         while (item := ahead.popleft().result()) is not end:
-            ahead.append(pool.submit(next, items, end))
+            ahead.append(pool.submit(make))
             yield item
     finally:
         pool.shutdown(cancel_futures=True)
-        if isinstance(items, Generator):
-            items.close()
+        # A signal that came while the thread was starting leaves one that the pool does not wait for.
+        with alone:
+            if isinstance(items, Generator):
+                items.close()
 
 
 def one_ahead(

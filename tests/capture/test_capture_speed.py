@@ -35,6 +35,29 @@ def packers() -> Callable[[], set[threading.Thread]]:
     return lambda: alive() - before
 
 
+def test_a_signal_while_the_thread_starts_closes_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool does not know its thread yet, which is at work already."""
+    start, closed = threading.Thread.start, list[str]()
+
+    def items() -> Iterator[int]:
+        try:
+            while True:
+                time.sleep(0.2)
+                yield 1
+        finally:
+            closed.append("closed")
+
+    def interrupted(self: threading.Thread) -> None:
+        start(self)
+        time.sleep(0.05)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(prefetched(items()))
+    assert closed == ["closed"]
+
+
 def test_what_is_prefetched_comes_whole_and_in_order_and_no_further_ahead_than_it_may(
     packers: Callable[[], set[threading.Thread]],
 ) -> None:

@@ -111,7 +111,7 @@ def test_what_is_captured_is_there_and_takes_what_the_docstring_says(name: str, 
     assert captured == (layers if name.startswith("qwen") else middle)
     assert {model.hook_points()[point] for point in captured} == {d_model}
     assert not e.hook_point or e.hook_point in captured
-    assert e.text.context_length <= model.context_length
+    assert e.text.context_length <= model.shape.context_length
     gigabytes = e.capture.tokens * len(captured) * d_model * 2 / 1e9
     doc = importlib.import_module("configs.models").__doc__ or ""
     (line,) = [line.split() for line in doc.splitlines() if line.split()[:1] == [f"models:{name}"]]

@@ -178,11 +178,13 @@ def test_two_runners_of_one_attempt_are_one(queue: Queue, tmp_path: Path) -> Non
     assert len(job.starts()) == 1 and job.log(0)[0].count("saejax 0") == 1
 
 
-def test_damaged_jobs_are_left_out_and_hold_nobody_up(queue: Queue) -> None:
-    broken, other = made(queue, VERSION), made(queue, VERSION)
-    (queue.folder / broken / "starts.json").write_text("[{]")
-    assert ended(queue, other).state == "done"
-    assert broken not in [view.id for view in queue.views()]
+def test_damaged_jobs_are_left_out_and_hold_nobody_up(site: Site, tmp_path: Path) -> None:
+    still = Queue(site.folders.runs, 1, one_device(), tmp_path)
+    broken, other = made(still, VERSION), made(still, VERSION)
+    (still.folder / broken / "starts.json").write_text("[{]")
+    with queue_of(site.folders.runs, tmp_path) as queue:  # begins when the damage is there
+        assert ended(queue, other).state == "done"
+        assert broken not in [view.id for view in queue.views()]
 
 
 def test_what_cannot_start_fails_once(site: Site, tmp_path: Path) -> None:
