@@ -114,6 +114,7 @@ def test_a_run_and_its_copies_have_the_figures_of_the_run_s_own_evaluation(
     assert len(re.findall(r": already done, .*eval\.json$", capsys.readouterr().out, re.M)) == 3
 
 
+@pytest.mark.ci
 def test_a_coder_that_keeps_another_number_than_in_training_is_noted(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,6 +182,7 @@ def test_bars_are_judged_anew_and_all_else_only_on_demand(
         run_dictionaries(Workspace(longer), [str(tmp_path / "elsewhere" / "saved")])
 
 
+@pytest.mark.ci
 def test_what_a_reader_must_know_is_noted(runs: Path, tmp_path: Path) -> None:
     sae, e = saejax.load(runs / "saved"), other(tmp_path, text={"heldout_fraction": 0.2})
     known = sae.origin

@@ -92,6 +92,7 @@ def test_settings_may_be_numbers_of_numpy(trained: saejax.TrainedCoder, tmp_path
         sae.with_k(wrong)
 
 
+@pytest.mark.ci
 def test_every_door_takes_tensors_of_torch(tmp_path: Path) -> None:
     import ml_dtypes
     import torch
@@ -120,6 +121,7 @@ def test_a_store_trains_as_the_stage_does(tmp_path: Path) -> None:
     assert same(saejax.train(StoreReader.open(store), "standard", mesh=(1, 1), progress=False, **coder, **train), sae)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("preset", ["batchtopk", pytest.param("topk", marks=pytest.mark.ci)])
 def test_what_is_learnt_does_not_depend_on_where_the_activations_lie(preset: str) -> None:
     """By default, in few steps: with a mean of 12 times their spread every latent was soon negative for every token."""

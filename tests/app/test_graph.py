@@ -70,6 +70,7 @@ def test_the_files_say_the_same(made: Path) -> None:
     assert [entry["slug"] for entry in index["graphs"]] == [path.stem]
 
 
+@pytest.mark.ci
 def test_the_effects_are_those_of_a_model_edited_by_hand(made: Path) -> None:
     path = of_prompt(made, "return-data-x")
     graph, page = Graph.load(path), path.with_suffix(".html").read_text()
@@ -91,6 +92,7 @@ def test_the_effects_are_those_of_a_model_edited_by_hand(made: Path) -> None:
         assert row["measured"] == pytest.approx(want, abs=2e-4)
 
 
+@pytest.mark.ci
 def test_effects_of_several_dictionaries_are_those_of_each_alone() -> None:
     lm, saes = lm_of("gpt2"), mlp_dictionaries("transcoder")
     graph = attribute(lm, saes, prompt(5), AttributionConfig(max_features=12, silent=1))

@@ -360,6 +360,7 @@ def test_one_new_file_each_adds_a_sparsity_a_term_and_a_format(tmp_path: Path) -
     _run(CHECK.replace("MINE", ""), tmp_path, checkout)
 
 
+@pytest.mark.ci
 def test_a_module_of_ones_own_registers_them(tmp_path: Path) -> None:
     """After default_config() was asked for; what is written names the module, and asks for it where it is missing."""
     (tmp_path / "parts_of_mine.py").write_text(SPARSITY + TERM + FORMAT, encoding="utf-8")
@@ -367,6 +368,7 @@ def test_a_module_of_ones_own_registers_them(tmp_path: Path) -> None:
     _run(MISSING, tmp_path, ROOT)
 
 
+@pytest.mark.ci
 def test_an_installed_package_names_its_module_as_an_entry_point(tmp_path: Path) -> None:
     (tmp_path / "parts_of_mine.py").write_text(SPARSITY + TERM + FORMAT, encoding="utf-8")
     info = tmp_path / "mylab-1.0.dist-info"

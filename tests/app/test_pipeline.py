@@ -226,6 +226,7 @@ def test_a_signal_during_capture_says_how_to_go_on(
     assert found == code and f"{said}; the same command continues" in output and "Traceback" not in output, output
 
 
+@pytest.mark.ci
 def test_a_failed_gate_makes_evaluation_exit_with_1(undisturbed: tuple[Path, str], tmp_path: Path) -> None:
     shutil.copytree(undisturbed[0], tmp_path / "copy")
     code, output = finish(start(tmp_path / "copy", "evaluate", "--config.gates.zero_fraction=0.9999", "--redo"))

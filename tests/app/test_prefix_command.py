@@ -54,6 +54,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, dict[
     return e, after
 
 
+@pytest.mark.ci
 def test_it_trains_compares_and_shows(trained: tuple[Experiment, Any], capsys: pytest.CaptureFixture[str]) -> None:
     e = trained[0]
     content = json.loads((e.run_dir / "prefix.json").read_text())
@@ -84,6 +85,7 @@ def test_it_trains_compares_and_shows(trained: tuple[Experiment, Any], capsys: p
     (e.run_dir / "prefix.json").write_text(json.dumps(content))
 
 
+@pytest.mark.ci
 def test_the_models_are_not_changed_and_not_saved(trained: tuple[Experiment, Any]) -> None:
     e, models = trained
     assert models["before"] == models["after"]
@@ -98,6 +100,7 @@ def test_the_models_are_not_changed_and_not_saved(trained: tuple[Experiment, Any
     assert state < 3 * 4 * sum(x.size for x in jax.tree.leaves(fresh)) * 4 + 1e6, "no model in the checkpoints"
 
 
+@pytest.mark.ci
 def test_who_loads_it_as_something_else_is_told(trained: tuple[Experiment, Any], tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds a prefix"):
         saejax.load(trained[0].run_dir)
@@ -127,6 +130,7 @@ def test_stopped_amid_it_goes_on_to_the_same_bits(
     assert em[0] == em[1]
 
 
+@pytest.mark.ci
 def test_a_run_does_not_go_on_as_another(trained: tuple[Experiment, Any]) -> None:
     e = trained[0]
     other = small_prefix(Path(e.runs_dir), prefix={"latents": 5})
@@ -134,6 +138,7 @@ def test_a_run_does_not_go_on_as_another(trained: tuple[Experiment, Any]) -> Non
         run_prefix(other)
 
 
+@pytest.mark.ci
 def test_it_is_evaluated_as_it_is_asked_today(trained: tuple[Experiment, Any], tmp_path: Path) -> None:
     shutil.copytree(trained[0].run_dir, tmp_path / "prefix")
     changed = small_prefix(tmp_path, prefix={"heldout": 12, "answer_tokens": 1})

@@ -51,6 +51,7 @@ def told(run: Path) -> Any:
     return json.loads((run / "attempts.json").read_text())
 
 
+@pytest.mark.ci
 def test_the_best_is_kept_and_load_gives_it(done: Path) -> None:
     run = done / "runs" / "tiny"
     record = Attempts.read(Run(run))
@@ -67,6 +68,7 @@ def test_the_best_is_kept_and_load_gives_it(done: Path) -> None:
     assert (e.run_dir, e.coder.k, e.gates.retries, e.store) == (run / "attempt-1", 12, 0, "tiny")
 
 
+@pytest.mark.ci
 def test_the_page_and_the_escalation_say_what_was_tried(done: Path) -> None:
     run = done / "runs" / "tiny"
     page = (run / "report.html").read_text()
@@ -104,6 +106,7 @@ def test_a_stop_at_any_stage_continues_to_the_same(copy: Path, done: Path, monke
     assert len(trained) == 1 and metrics[0] == metrics[1], "a done attempt was trained again"
 
 
+@pytest.mark.ci
 def test_a_bar_that_is_passed_ends_it(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Bars that move judge all attempts anew; the escalation goes when the best passes."""
     run = copy / "runs" / "tiny"
@@ -132,6 +135,7 @@ def test_retries_need_a_store(tmp_path: Path) -> None:
     assert not e.run_dir.exists()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -149,6 +153,7 @@ def test_a_damaged_record_is_named(copy: Path, content: str, says: str) -> None:
             read(run)
 
 
+@pytest.mark.ci
 def test_a_kept_attempt_that_is_gone_is_named(copy: Path) -> None:
     shutil.rmtree(copy / "runs" / "tiny" / "attempt-1")
     with pytest.raises(DataError, match="keeps attempt-1"):

@@ -158,6 +158,7 @@ def test_a_name_that_no_folder_can_have_is_refused(key: str, value: str, message
     Experiment(name="x" * 255, store="日本 a")
 
 
+@pytest.mark.ci
 def test_what_nobody_asked_for_may_be_left_unmeasured_and_what_was_asked_for_may_not(copy: Path) -> None:
     lenient = {"relative_error": 1e9, "loss_recovered": 0.0, "zero_fraction": 0.0, "gram_rms": 9.0, "loss_rise": 9.0}
     e = replaced(tiny_experiment(copy), "gates", **lenient)
@@ -171,6 +172,7 @@ def test_a_run_is_not_evaluated_as_if_it_were_another(copy: Path, stage: Any, ot
     refuse(replaced(tiny_experiment(copy), "lm", model=str(other_model)), stage, DataError, r"lm.model: 'demo' -> ")
 
 
+@pytest.mark.ci
 def test_figures_and_features_are_of_the_weights_and_not_of_the_step(copy: Path) -> None:
     """Other weights under the run's name, at the same step, with the same settings."""
     e = tiny_experiment(copy)
@@ -347,6 +349,7 @@ def test_a_capture_on_eight_devices_stores_the_same(done: Path, tmp_path: Path) 
     assert np.allclose(a[HOOK].astype(np.float32), b[HOOK].astype(np.float32), rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("batch_rows", [1, 5, 20])
 def test_a_capture_may_be_continued_with_another_batch_size(
     done: Path, tmp_path: Path, batch_rows: int, monkeypatch: pytest.MonkeyPatch

@@ -269,6 +269,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     return Done(folder, e, read, "\n".join(lines))
 
 
+@pytest.mark.ci
 def test_every_batch_is_read_once_for_all_programs(done: Done) -> None:
     assert done.read == Counter(range(STEPS))
 

@@ -118,6 +118,7 @@ def test_a_target_l0_moves_no_bias_that_the_source_brings(tmp_path: Path) -> Non
     np.testing.assert_allclose(items["params"]["centre"], mean, rtol=1e-5)
 
 
+@pytest.mark.ci
 def test_a_batchtopk_goes_on_with_its_threshold_and_a_wider_one_adds_latents(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -161,6 +162,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.ci
 def test_a_run_says_what_it_is_from_and_needs_it_no_more(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -577,6 +577,7 @@ def _planted(seed: int) -> tuple[jax.Array, Any]:
     return truth_ND, sample
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("preset", "least"), [("topk", 0.95), ("standard", 0.9)])
 def test_training_finds_a_planted_dictionary(preset: str, least: float) -> None:
     """Width 64, k 3 or L1 0.5, Adam at 0.02 for 400 steps: mean of the best cosine 0.99 and 0.98."""

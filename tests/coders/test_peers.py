@@ -38,6 +38,8 @@ from saejax.coders.topology import Transcoder
 from saejax.training.config import TrainConfig
 from saejax.training.optim import make_optimizer
 
+pytestmark = pytest.mark.ci
+
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures" / "peers"
 ABOUT = json.loads((FIXTURES / "cases.json").read_text())
 B, D, F, K, GROUPS = ABOUT["B"], ABOUT["D"], ABOUT["F"], ABOUT["k"], tuple(ABOUT["groups"])

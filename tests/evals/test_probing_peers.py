@@ -15,6 +15,8 @@ from saejax.evals.probing.first_letter import absorbed, splits
 from saejax.evals.probing.last_token import Reader
 from saejax.evals.probing.sparse import probe_activations, probe_latents, split
 
+pytestmark = pytest.mark.ci
+
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "peers" / "probes"
 ROWS = json.loads((FIXTURES / "sparse.json").read_text())
 CASES = sorted({(row["dataset"], row["penalty"], row["train_rows"]) for row in ROWS if row["k"]})

@@ -17,6 +17,8 @@ from saejax.evals.truth.hierarchy import make_hierarchy
 from saejax.evals.truth.planted import apart, common_causes, magnitudes, probabilities, thresholds
 from saejax.evals.truth.scores import block_sums, pair, scored, stacked
 
+pytestmark = pytest.mark.ci
+
 FOLDER = ROOT / "tests" / "fixtures" / "peers" / "truth"
 ABOUT = json.loads((FOLDER / "worlds.json").read_text())
 WORLDS, SAMPLES = ABOUT["worlds"], ABOUT["samples"]

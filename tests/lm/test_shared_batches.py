@@ -118,7 +118,9 @@ def largest_difference(lm: TorchModel, rows: dict[str, np.ndarray]) -> float:
     return max(found)
 
 
-@pytest.mark.parametrize("tried", [12, 256])  # less than the change: nothing that was tried shows it
+@pytest.mark.parametrize(
+    "tried", [pytest.param(12, marks=pytest.mark.ci), 256]
+)  # less than the change: nothing that was tried shows it
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_document_in_any_batch_is_the_document_alone(
     family: str, tried: int, lm_of: Callable[..., TorchModel], monkeypatch: pytest.MonkeyPatch
@@ -137,6 +139,7 @@ def test_a_document_in_any_batch_is_the_document_alone(
     assert torch.equal(once, again)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("family", FOLLOWING)
 def test_longer_documents_in_one_pass_would_change_the_others(family: str, lm_of: Callable[..., TorchModel]) -> None:
     lm = lm_of(family)

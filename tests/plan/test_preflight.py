@@ -57,6 +57,7 @@ def easy(e: Experiment, **gates: Any) -> Experiment:
     return dataclasses.replace(e, gates=dataclasses.replace(e.gates, **({"r2": 0.0} | gates)))
 
 
+@pytest.mark.ci
 def test_all_stages_are_tried_and_nothing_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     e = easy(tiny_experiment(tmp_path))
     code, lines, text = found(e, capsys, Stage("capture"), Stage("train"))

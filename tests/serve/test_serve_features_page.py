@@ -138,6 +138,7 @@ def test_search_order_and_keys_choose_features(tab: Tab, site: tuple[Served, int
     no_complaint(tab)
 
 
+@pytest.mark.ci
 def test_the_answer_to_an_older_search_is_dropped(tab: Tab) -> None:
     tab.run("""
         const real = window.fetch;
@@ -160,6 +161,7 @@ def test_the_answer_to_an_older_search_is_dropped(tab: Tab) -> None:
     no_complaint(tab)
 
 
+@pytest.mark.ci
 def test_a_range_of_densities_bounds_the_list(tab: Tab, site: tuple[Served, int]) -> None:
     server, _ = site
     everything = server.get(f"/api/features/{RUN}?live=1&limit=1000")["rows"]
@@ -174,6 +176,7 @@ def test_a_range_of_densities_bounds_the_list(tab: Tab, site: tuple[Served, int]
     no_complaint(tab)
 
 
+@pytest.mark.ci
 def test_the_arrow_keys_step_and_the_next_feature_is_there_before(tab: Tab, site: tuple[Served, int]) -> None:
     live = [row["id"] for row in site[0].get(f"/api/features/{RUN}?live=1&limit=5")["rows"]]
     chosen(tab, live[0])
@@ -186,6 +189,7 @@ def test_the_arrow_keys_step_and_the_next_feature_is_there_before(tab: Tab, site
     no_complaint(tab)
 
 
+@pytest.mark.ci
 def test_a_label_is_saved_and_there_after_a_reload(tab: Tab, site: tuple[Served, int]) -> None:
     server, feature = site
     opened(tab, server, RUN, feature)
@@ -239,6 +243,7 @@ def test_a_text_is_coloured_as_one_types(tab: Tab, site: tuple[Served, int]) -> 
     no_complaint(tab)
 
 
+@pytest.mark.ci
 def test_neighbours_of_this_and_of_another_dictionary(tab: Tab, site: tuple[Served, int]) -> None:
     server, feature = site
     opened(tab, server, RUN, feature)
@@ -259,6 +264,7 @@ def test_neighbours_of_this_and_of_another_dictionary(tab: Tab, site: tuple[Serv
     no_complaint(tab)
 
 
+@pytest.mark.ci
 def test_steering_shows_both_texts_and_marks_what_changed(tab: Tab, site: tuple[Served, int]) -> None:
     server, feature = site
     opened(tab, server, RUN, feature)
@@ -292,6 +298,7 @@ def test_steering_shows_both_texts_and_marks_what_changed(tab: Tab, site: tuple[
     assert tab.evaluate("document.querySelector('[name=prompt]').value") == "def main"
 
 
+@pytest.mark.ci
 def test_a_passage_leads_back_to_its_document_and_shard(tab: Tab, site: tuple[Served, int]) -> None:
     server, feature = site
     opened(tab, server, RUN, feature)
@@ -326,6 +333,7 @@ def test_strangers_text_stays_text(tab: Tab, site: tuple[Served, int]) -> None:
     no_complaint(tab)
 
 
+@pytest.mark.ci
 def test_a_dictionary_without_examples_says_how_to_get_them(tab: Tab, site: tuple[Served, int]) -> None:
     opened(tab, site[0], BARE, 3)
     assert "saejax report --config=..." in tab.text(".detail-body")

@@ -251,6 +251,7 @@ def test_a_job_outlives_its_server_and_is_found_by_the_next(site: Site, tmp_path
     assert "saejax==" in environment
 
 
+@pytest.mark.ci
 def test_stopped_continued_and_its_runner_killed(site: Site, queue: Queue) -> None:
     run = site.folders.runs / "long"
     name = queue.add("train", endless(site, "long")).id

@@ -279,6 +279,7 @@ def test_escape_empties_a_search_field_and_its_filter(tab: Tab, site: Served, fr
     tab.until(f"{shown} === {before}")
 
 
+@pytest.mark.ci
 def test_a_server_that_went_away_is_waited_for(tab: Tab, site: Served) -> None:
     visit(tab, site, "#/")
     tab.until("document.querySelectorAll('.listing tbody tr').length > 4")

@@ -135,6 +135,7 @@ def test_texts_of_several_passes_are_one(monkeypatch: pytest.MonkeyPatch) -> Non
     np.testing.assert_allclose(parts.value, whole.value, atol=1e-5)
 
 
+@pytest.mark.ci
 def test_few_lengths_are_compiled() -> None:
     lm, sae = tiny_lm(), dictionary("autoencoder")
     reader = Reader(lm, sae)
@@ -182,6 +183,7 @@ def asked(client: TestClient, path: str, body: Any = None, status: int = 200) ->
     return answer.json()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", [RUN, "@theirs"])
 def test_a_text_over_http(name: str, client: TestClient, folder: Path) -> None:
     place = folder / "runs" / RUN if name == RUN else folder / "dictionaries" / "theirs"

@@ -53,6 +53,7 @@ def test_a_short_training_leaves_a_coder_with_its_l0(preset: str) -> None:
     assert sae.figures["l0_in_training"] <= K * sae.n_latents / 48  # k of each group
 
 
+@pytest.mark.ci
 def test_a_coder_whose_l0_is_another_after_training_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In the run as from memory, in the metrics and to the user; with what was counted by hand."""
     x, how = activations(1), {"threshold_warmed": False, "progress": True}

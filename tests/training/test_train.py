@@ -69,6 +69,7 @@ def test_a_stopped_run_continues_bitwise(undisturbed: Undisturbed, store: Path, 
     assert rows == wanted
 
 
+@pytest.mark.ci
 def test_another_mesh_continues_the_same_run(store: Path, tmp_path: Path) -> None:
     """Eight devices as data x latent, then one: the same batches, parameters within 1e-5 after 150 steps.
 
