@@ -8,12 +8,13 @@
 #                     gets it and newer ones do not: one version is enough to compare with, and on Linux the usual
 #                     torch wheel brings several gigabytes of CUDA libraries. For the small CPU build put PyTorch's
 #                     CPU index in PIP_EXTRA_INDEX_URL.
-# WORKERS=4           how many processes share the tests (2); 0 runs them in one.
+# WORKERS=2           how many processes share the tests (3: one more than two cores, for tests that wait for others); 0
+#                     runs them in one. Each takes up to 6 GB.
 # ARGS="-k coders"    more arguments for pytest, or for launch.pipeline in `make quickstart`.
 
 PYTHON ?= python3
 TORCH ?= auto
-WORKERS ?= 2
+WORKERS ?= 3
 ARGS ?=
 
 ifeq ($(PYTHON),python3)

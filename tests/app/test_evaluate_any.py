@@ -128,6 +128,7 @@ def test_a_coder_that_keeps_another_number_than_in_training_is_noted(
     assert evaluated(e, "apart")["l0_in_training"] == 31.0
 
 
+@pytest.mark.ci
 def test_a_folder_of_several_with_a_bad_one_among_them(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,6 +159,7 @@ def test_a_folder_of_several_with_a_bad_one_among_them(
         run_dictionaries(Workspace(e), [str(folder / "bad")])
 
 
+@pytest.mark.ci
 def test_bars_are_judged_anew_and_all_else_only_on_demand(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -65,6 +65,7 @@ def test_what_is_not_said_has_the_default_of_an_experiment_file(trained: saejax.
         assert {name: config[section][name] for name in left} == {name: getattr(usual, name) for name in left}
 
 
+@pytest.mark.ci
 def test_a_run_folder_gives_the_same_coder_and_a_dict_a_map_and_jax_too(
     trained: saejax.TrainedCoder, tmp_path: Path
 ) -> None:

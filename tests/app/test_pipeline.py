@@ -140,7 +140,7 @@ MOMENTS: dict[str, Callable[[Path], bool]] = {
 @pytest.mark.parametrize(
     "moments",
     [
-        ("a checkpoint is being written",),
+        pytest.param(("a checkpoint is being written",), marks=pytest.mark.ci),
         pytest.param(("the first shard is committed", "a checkpoint is being written"), marks=pytest.mark.ci),
         pytest.param(MOMENTS, marks=pytest.mark.soak),
     ],

@@ -134,6 +134,7 @@ def test_a_run_keeps_its_best_and_every_mth_and_says_where_each_session_began(ke
     assert {"seed", "coder_seed", "command", "git", "variables"} <= set(written)
 
 
+@pytest.mark.ci
 def test_damage_to_the_newest_checkpoint_does_not_hide_the_best(kept: Experiment, tmp_path: Path) -> None:
     """One flipped bit in each of its files in turn, and each of them gone."""
     folder = tmp_path / "kept"

@@ -571,6 +571,7 @@ def test_what_a_single_run_may_a_sweep_may_too(tmp_path: Path) -> None:
     assert rows["lr1e-07"]["steps"] == 6 < rows["lr0.01"]["steps"]
 
 
+@pytest.mark.ci
 def test_a_sweep_that_dies_at_its_last_save_leaves_every_member(tmp_path: Path) -> None:
     """The members' checkpoints come before the program's last one, which says that there is nothing left to do."""
     e = planted_experiment(tmp_path, "sweep", tokens=8 * 128, checkpoint_every=4, validate_every=0)

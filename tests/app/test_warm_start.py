@@ -190,6 +190,7 @@ def test_a_run_says_what_it_is_from_and_needs_it_no_more(
         run_train(Workspace(replaced(cut, "train", init_from="another")))
 
 
+@pytest.mark.ci
 def test_a_run_without_a_checkpoint_begins_with_the_same_source_or_not_at_all(folder: Path, tmp_path: Path) -> None:
     there = tmp_path / "source"
     shutil.copytree(folder / "runs" / "source", there)

@@ -214,6 +214,7 @@ def test_probabilities_behind_a_layer_norm_are_those_of_a_run() -> None:
 MANY, LITTLE = ("gemma2", "skip_clt"), ("gpt2", "transcoder")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("shape", "of"),
     [

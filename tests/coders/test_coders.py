@@ -617,6 +617,7 @@ def test_where_few_features_fire_the_start_loses_no_latents() -> None:
     assert not (stats["tokens_since_fired"] >= dead_after).any()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("auxk_coefficient", [1 / 32, 0.0])
 def test_auxk_revives_the_dead(auxk_coefficient: float) -> None:
     """16 of 64 latents start too low ever to be among the 3 largest, a few sometimes above 0: 9 come back."""

@@ -59,16 +59,24 @@ LOSSES: dict[str, Tree] = {
     },
 }
 CLTS = ("clt", "skip_clt", "causal_crosscoder")
-every_combination = pytest.mark.parametrize(("topology", "sparsity"), list(itertools.product(TOPOLOGIES, SPARSITIES)))
+# Every topology and every sparsity once; the other pairs in .ci/run.
+ONCE = [("autoencoder", sparsity) for sparsity in SPARSITIES] + [(topology, "batchtopk") for topology in TOPOLOGIES]
+every_combination = pytest.mark.parametrize(
+    ("topology", "sparsity"), rest_in("ci", itertools.product(TOPOLOGIES, SPARSITIES), ONCE)
+)
 # Where a topology and a sparsity meet only in the arrays that they hand on: both ways through a topology with every
-# sparsity, both forms of a selection with every topology; the rest in the soak.
+# sparsity, both forms of a selection with every topology, in .ci/run but for ONCE; the rest in the soak.
 most_combinations = pytest.mark.parametrize(
     ("topology", "sparsity"),
     [
         pytest.param(
             topology,
             sparsity,
-            marks=[] if topology in ("autoencoder", "clt") or sparsity in ("topk", "batchtopk") else [pytest.mark.soak],
+            marks=[]
+            if (topology, sparsity) in ONCE
+            else [pytest.mark.ci]
+            if topology in ("autoencoder", "clt") or sparsity in ("topk", "batchtopk")
+            else [pytest.mark.soak],
         )
         for topology, sparsity in itertools.product(TOPOLOGIES, SPARSITIES)
     ],

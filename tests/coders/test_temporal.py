@@ -156,6 +156,7 @@ def _step(mode: str, mesh: tuple[int, int], accumulate: int = 1) -> tuple[Tree, 
     return metrics, {name: np.asarray(value) for name, value in state.params.items()}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("mode", "mesh"),
     rest_in("ci", [("jit", (8, 1)), ("jit", (2, 4)), ("pmap", (8, 1))], [("jit", (2, 4)), ("pmap", (8, 1))]),

@@ -736,6 +736,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[
     return folder, results
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("i", range(len(COMMAND_LINES)), ids=[" ".join(c[0]) or "none" for c in COMMAND_LINES])
 def test_a_wrong_command_line_is_explained_in_one_line(
     answers: tuple[Path, list[tuple[int, str, str]]], i: int

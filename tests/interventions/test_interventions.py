@@ -111,7 +111,7 @@ def changed(operation: Any, latents: list[int]) -> Any:
     return f_of
 
 
-@pytest.mark.parametrize("topology", rest_in("ci", TOPOLOGIES, ("autoencoder", "crosscoder", "clt")))
+@pytest.mark.parametrize("topology", rest_in("ci", TOPOLOGIES, ("autoencoder", "clt")))
 def test_logits_are_those_of_a_run_by_hand(topology: str) -> None:
     """Latents of every group of a cross-layer transcoder are changed at once, with each kind of errors."""
     made = inside(topology)
@@ -160,7 +160,7 @@ def test_what_a_run_has_seen_adds_up(one: Interventions) -> None:
     np.testing.assert_allclose(sae.decode(sae.encode(x)) + run.errors["sae"][HOOK], x, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("topology", rest_in("ci", TOPOLOGIES, ("autoencoder", "crosscoder", "clt")))
+@pytest.mark.parametrize("topology", rest_in("ci", TOPOLOGIES, ("autoencoder", "clt")))
 def test_changes_of_no_effect_change_nothing(topology: str) -> None:
     made, plain = inside(topology), _captured(TOKENS, (), {})[0]
     few = _some(made.dictionaries["sae"])

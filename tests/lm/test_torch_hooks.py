@@ -446,6 +446,7 @@ def experiment_of(folder: Path, model: Path, texts: Path, hook_point: str, **top
     )
 
 
+@pytest.mark.ci
 def test_a_model_that_jax_does_not_know_goes_the_whole_way(
     tmp_path: Path, texts: Path, folder_of: Callable[[str], Path]
 ) -> None:

@@ -41,16 +41,17 @@ PAIRS = (
 # In the table of benchmarks/equality.py all have.
 BY_BLOCKS = ("autoencoder/topk", "clt/batchtopk")
 
-# Under pmap one coder here, and test_pmap.py. With the others only in .ci/run: what selects as another does, and the
-# clt, which compiles for as long as all others together.
+# Only in .ci/run: pmap, which test_pmap.py tries too, what selects as another does, and the clt, which compiles for as
+# long as all others together.
 LIKE_ANOTHER = ("autoencoder/abs_topk", "autoencoder/matryoshka", "clt/batchtopk")
-LONG = [(name, place) for name, place in PAIRS if place.mode == "pmap" and name != "autoencoder/topk"]
-LONG += [(name, place) for name, place in PAIRS if name in LIKE_ANOTHER or place == Place((1, 8))]
+QUICK = [
+    (name, place) for name, place in PAIRS if place.mode == "jit" and place.mesh != (1, 8) and name not in LIKE_ANOTHER
+]
 
 
 @pytest.mark.parametrize(
     ("name", "place"),
-    rest_in("ci", PAIRS, [pair for pair in PAIRS if pair not in LONG]),
+    rest_in("ci", PAIRS, QUICK),
     ids=str,
 )
 def test_twenty_steps_are_those_of_one_device(name: str, place: Place) -> None:

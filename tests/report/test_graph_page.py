@@ -98,6 +98,7 @@ def test_the_page_draws_every_node_without_a_complaint(page: Path) -> None:
     assert token[1] > lower[1] > upper[1] > out[1] and right[0] > upper[0]
 
 
+@pytest.mark.ci
 def test_hover_shows_the_edges_of_a_node_and_their_weights(page: Path) -> None:
     seen = play(
         page,
@@ -135,6 +136,7 @@ def test_hover_shows_the_edges_of_a_node_and_their_weights(page: Path) -> None:
     assert (seen["name"], seen["hidden"], seen["lone"]) == ("Texas", False, "output ·Austinp 0.410")
 
 
+@pytest.mark.ci
 def test_a_click_pins_and_shows_what_the_feature_fires_on(page: Path) -> None:
     seen = play(
         page,
@@ -167,6 +169,7 @@ def test_a_click_pins_and_shows_what_the_feature_fires_on(page: Path) -> None:
     assert rest == [["say Austin", "Texas"], ["say Austin"], [], True]
 
 
+@pytest.mark.ci
 def test_supernodes_sum_their_edges_and_are_saved_and_loaded(page: Path, tmp_path: Path) -> None:
     seen = play(
         page,
@@ -208,6 +211,7 @@ def test_supernodes_sum_their_edges_and_are_saved_and_loaded(page: Path, tmp_pat
     assert drawn[0] == seen["loaded"] and drawn[2] == seen["saved"] and len(drawn[1]) == 1
 
 
+@pytest.mark.ci
 def test_keys_reach_every_part(page: Path) -> None:
     seen = play(
         page,
@@ -235,6 +239,7 @@ def test_keys_reach_every_part(page: Path) -> None:
     assert (pinned, unpinned, none, mute) == (1, 0, None, 0)
 
 
+@pytest.mark.ci
 def test_effects_stand_beside_the_graphs_prediction(page: Path) -> None:
     seen = play(
         page,
@@ -264,6 +269,7 @@ def test_effects_stand_beside_the_graphs_prediction(page: Path) -> None:
     assert x0 < x2 < x1 and y0 > y1 > y2 and seen["bars"] == 1 and seen["title"] == "Texas"
 
 
+@pytest.mark.ci
 def test_influence_and_pins_decide_what_is_in_sight(page: Path) -> None:
     seen = play(
         page,
@@ -285,6 +291,7 @@ def test_influence_and_pins_decide_what_is_in_sight(page: Path) -> None:
     assert set(seen["pinned"]) == logits | {"0_17_4"} and seen["pill"] == "“capital” as a word"
 
 
+@pytest.mark.ci
 def test_an_address_opens_its_node_and_names_a_strange_one(page: Path) -> None:
     dom, console = visit(page.as_uri() + "#node=2_8_10")
     assert console == [] and re.search(r"<h3[^>]*><bdi[^>]*>Texas</bdi></h3>", dom)
@@ -308,6 +315,7 @@ def big_graph(n_nodes: int, n_links: int) -> dict[str, Any]:
     return GRAPH | {"metadata": metadata, "nodes": nodes, "links": links}
 
 
+@pytest.mark.ci
 def test_two_thousand_nodes_open_soon(tmp_path: Path, page: Path) -> None:
     big = big_graph(2000, 40_000)
     path = render_graph(tmp_path / "big.html", big)

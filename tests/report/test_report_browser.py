@@ -21,7 +21,10 @@ from tests.tiny import browser
 from tests.tiny.browser import visit, without_policy
 from tests.tiny.phone import nothing_wrong
 
-pytestmark = pytest.mark.skipif(browser.CHROMIUM is None, reason="no chromium or google-chrome on the path")
+pytestmark = [
+    pytest.mark.ci,
+    pytest.mark.skipif(browser.CHROMIUM is None, reason="no chromium or google-chrome on the path"),
+]
 
 HOSTILE = "</script><img src=x onerror=console.error('owned')>"
 VOCAB = [" the", "\n", HOSTILE, " cat", " sat", "zebra"]

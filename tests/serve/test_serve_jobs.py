@@ -226,6 +226,7 @@ SERVER = """
 """
 
 
+@pytest.mark.ci
 def test_a_job_outlives_its_server_and_is_found_by_the_next(site: Site, tmp_path: Path) -> None:
     runs = site.folders.runs
     name = Queue(runs).add("train", short(site, "outlives")).id

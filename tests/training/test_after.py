@@ -101,6 +101,7 @@ def test_members_of_a_sweep_have_the_figures_that_each_has_alone(platform: str) 
     assert float(found["l0"][0]) > 1.5 * float(found["l0"][1]) > 0
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("mode", ["jit", pytest.param("pmap", marks=pytest.mark.ci)])
 def test_every_mesh_and_mode_has_the_same_figures(mode: str) -> None:
     how = {"tokens": 3 * BATCH, "lr": 1e-3, "matmul_dtype": "float32"}
