@@ -63,7 +63,7 @@ serve: $(RUN_STAMP)  ## the live page of runs/ and stores/: prints its address; 
 check: $(TEST_STAMP)  ## lint, and the tests but for the slow files: two minutes
 	@$(TIMED) $(LINT) && $(PYTEST) --quick $(ARGS)$(TOOK)
 
-test: $(TEST_STAMP)  ## run the tests: a quarter of an hour; ARGS=--record-durations notes which file takes how long
+test: $(TEST_STAMP)  ## run the tests: ten minutes on two cores; ARGS=--record-durations notes which file takes how long
 	@$(TIMED) $(PYTEST) $(ARGS)$(TOOK)
 
 ci: $(TEST_STAMP)  ## the tests that .ci/run adds: further kills and meshes, benchmarks, Makefile, wheel
