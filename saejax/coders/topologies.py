@@ -63,7 +63,7 @@ class LayerNormAutoencoder(Autoencoder):
     centrable: ClassVar[bool] = False
 
     def start(self, key: jax.Array) -> dict[str, tuple[Axes, jax.Array]]:
-        return super().start(key) | {"ln_eps": ((None,), jnp.full(1, EPS))}
+        return super().start(key) | {"ln_eps": ((None,), jnp.full(1, EPS, jnp.float32))}
 
     def encoder_input(self, params: Params, x: jax.Array) -> jax.Array:
         mean_B1, std_B1 = _moments(x)

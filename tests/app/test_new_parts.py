@@ -228,12 +228,9 @@ def run_slopes(e):
     saejax slopes --config=lines.py
 """
 
-import dataclasses
-
 from saejax.app.command import Command
 
 
-@dataclasses.dataclass(frozen=True)
 class FitSlopes(Command):
     def run(self, line):
         from saejax.app.slopes import run_slopes

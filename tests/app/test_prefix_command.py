@@ -192,7 +192,7 @@ def test_the_reports_recipe_shrunk(tmp_path: Path) -> None:
     assert run_prefix(experiment(c)) == 0
     content = json.loads((tmp_path / "runs" / "latentwire" / "prefix.json").read_text())
     assert list(content["models"]) == ["llama", "qwen"] and content["step"] == 6
-    assert load_prefix(tmp_path / "runs" / "latentwire").encoder.latents == 32
+    assert load_prefix(tmp_path / "runs" / "latentwire").encoder.config.latents == 32
     made_from = json.loads((tmp_path / "runs" / "latentwire" / "provenance.json").read_text())
     assert made_from["second"]["model"] == "qwen" and made_from["train"]["rows"] == 40
 

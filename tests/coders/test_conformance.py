@@ -345,6 +345,7 @@ def test_axes_and_shapes(topology: str, sparsity: str) -> None:
         # The axis called latent is as long as a group has latents, and no other is called so.
         assert [leaf.shape[i] for i, axis in enumerate(axes[name]) if axis == "latent"] in ([], [F]), name
         assert leaf.dtype == (jnp.int32 if name == "tokens_since_fired" else jnp.float32)
+        assert not leaf.weak_type, f"{name}: a step would be compiled for it, and again for what comes out"
     assert latent_shape == stats["tokens_since_fired"].shape == ((S, F) if topology in CLTS else (F,))
     assert "latent" not in axes["b_dec"] and axes["W_enc"][-1] == "latent" and axes["b_enc"][-1] == "latent"
     assert all(axes[name][0] == "latent" for name in coder.topology.decoders)
