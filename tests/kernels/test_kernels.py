@@ -8,8 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
 
+from saejax.kernels.batch import DATA, greatest_of_batch, least_of_batch
 from saejax.kernels.dense import decode_dense, decode_dense_split, product
 from saejax.kernels.sparse import (
     decode_groups,
@@ -186,3 +189,16 @@ def test_no_dense_latents_are_built_forward_or_backward(name: str) -> None:
         text = jax.jit(f).lower(jnp.ones((B, D)), jnp.ones((D, F))).as_text()
     assert f"{F}x{D}x" in text
     assert f"{B}x{F}x" not in text and f"{F}x{B}x" not in text
+
+
+def test_least_and_greatest_values_are_those_of_all_devices_tokens() -> None:
+    """As pmap has it, where each device sees its own tokens alone."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(8, 5)), jnp.float32)
+    mesh = Mesh(np.array(jax.devices()), (DATA,))
+    for of_batch, whole in ((least_of_batch, x.min()), (greatest_of_batch, x.max())):
+
+        def of_own_tokens(own: jax.Array, of_batch: Any = of_batch, whole: jax.Array = whole) -> jax.Array:
+            return of_batch(own.min() if of_batch is least_of_batch else own.max())[None]
+
+        found = jax.jit(jax.shard_map(of_own_tokens, mesh=mesh, in_specs=P(DATA), out_specs=P(DATA)))(x)
+        np.testing.assert_array_equal(found, jnp.full(8, whole))

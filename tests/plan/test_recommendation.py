@@ -25,6 +25,8 @@ def test_the_least_that_fits_is_taken_and_waste_is_named() -> None:
     advice = recommend(found)
     assert advice.estimate is found[1] and advice.wasteful == {8: "2.2 times the device-hours of 2 for 55% of its time"}
     assert found[0].over == ["train"] and found[1].over == []
+    # 0.85 of the card's 10 GB are for a stage.
+    assert whole(1, 8.6, 1).over == ["train"] and whole(1, 8.4, 1).over == []
 
 
 def test_the_deadline_asks_for_more_and_may_be_out_of_reach() -> None:
