@@ -109,6 +109,11 @@ def _targets(local: LocalModel, rows: Chunks, left: int, config: AttributionConf
         yield best
 
 
+def _digest_of_fields(config: Any) -> str:
+    """sha256 of what decides a model, in whichever order its dataclass has the fields."""
+    return digest(sorted((f.name, getattr(config, f.name)) for f in dataclasses.fields(config) if f.compare))
+
+
 def decided_by(
     lm: LanguageModel,
     saes: Sequence[TrainedCoder],
@@ -122,7 +127,7 @@ def decided_by(
     )
     return {
         "format": 1,
-        "model": json.loads(json.dumps(lm.identity)) | {"config": digest(lm.config)} | weights,
+        "model": json.loads(json.dumps(lm.identity)) | {"config": _digest_of_fields(lm.config)} | weights,
         "dictionaries": [sae.fingerprint() for sae in saes],
         "prompt": np.asarray(tokens).tolist(),
         "settings": dataclasses.asdict(config),

@@ -138,7 +138,17 @@ def _chosen_dead(bits_BC: jax.Array, latent_C: jax.Array, least_B: jax.Array, st
     return (bits_BC > 0) & ((bits_BC > least_B[:, None]) | tie_BC)
 
 
-def _dead_fwd(x_BGN, W_GNF, b_GF, pre, dead_GF, rows, k, dtype, block):  # type: ignore[no-untyped-def]
+def _dead_fwd(
+    x_BGN: jax.Array,
+    W_GNF: jax.Array,
+    b_GF: jax.Array,
+    pre: Pre,
+    dead_GF: jax.Array,
+    rows: Groups,
+    k: int,
+    dtype: str,
+    block: int | None,
+) -> tuple[jax.Array, Any]:
     """For the way back: cut, and some [rows of devices, G, F], the dead that are above 0 for a token of these."""
     shards = shards_of(*pre[0].shape)
 

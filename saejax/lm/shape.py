@@ -5,6 +5,7 @@ operations of a row   2 S P for P parameters that S tokens meet, and 4 S^2 H D a
 key-value cache       2 S K D a block: K heads of keys and values, D numbers each
 """
 
+import abc
 import dataclasses
 import re
 
@@ -12,7 +13,7 @@ _IN_BLOCK = re.compile(r"blocks\.(\d+)\.(\w+)")
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelShape:
+class ModelShape(abc.ABC):
     """Sizes of one language model: every model's `config` has them.
 
     Attributes:
@@ -36,13 +37,13 @@ class ModelShape:
     model: str = dataclasses.field(default="", kw_only=True, compare=False, repr=False)
     note: str = dataclasses.field(default="", kw_only=True, compare=False, repr=False)
 
+    @abc.abstractmethod
     def hook_points(self) -> dict[str, int]:
         """{hook point: width}: those with one vector for each token."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def hook_point(self, name: str) -> str:
         """The canonical name of a hook point. Raises ConfigError where there is none."""
-        raise NotImplementedError
 
     @property
     def kv_heads(self) -> int:

@@ -9,7 +9,7 @@ import functools
 import math
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -147,8 +147,7 @@ def abstract_model(shape: DecoderConfig, n_layer: int, dtype: str, mesh: Mesh) -
     shapes = jax.eval_shape(lambda: decoder.init_params(config, jax.random.key(0)))
     params = jax.tree.map(spread, shapes, logical_axes(config))
     # Nothing here asks for its tokens.
-    nobody: Tokenizer = None  # type: ignore[assignment]
-    return LanguageModel(config, params, nobody, {"model": shape.model}), params
+    return LanguageModel(config, params, cast(Tokenizer, None), {"model": shape.model}), params
 
 
 def bytes_on_one(tree: Any) -> float:

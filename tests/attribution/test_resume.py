@@ -17,7 +17,7 @@ import pytest
 from tiny import ROOT
 from tiny.attributed import lm_of, mlp_dictionaries, prompt
 
-from saejax.attribution import AttributionConfig, Graph, attribute
+from saejax.attribution import AttributionConfig, Graph, attribute, build
 from saejax.attribution.influence import influence
 from saejax.core.errors import DataError
 
@@ -178,3 +178,14 @@ def test_a_killed_graph_ends_bitwise_the_same(tmp_path: Path) -> None:
                 process.send_signal(signal.SIGKILL)
     assert process.returncode == 0
     assert same(Graph.load(tmp_path / "g.npz"), undisturbed())
+
+
+def test_a_model_is_the_same_whatever_the_order_of_its_fields_and_where_it_is_from() -> None:
+    note = dataclasses.field(default="", compare=False)
+    kinds = (
+        dataclasses.make_dataclass("One", [("a", int), ("b", str), ("note", str, note)]),
+        dataclasses.make_dataclass("Other", [("b", str), ("a", int)]),
+    )
+    one, other = kinds[0](a=1, b="x", note="from a folder"), kinds[1](a=1, b="x")
+    assert build._digest_of_fields(one) == build._digest_of_fields(other)
+    assert build._digest_of_fields(one) != build._digest_of_fields(kinds[1](a=2, b="x"))
