@@ -215,7 +215,7 @@ MUTANTS = [
     ),
     *_of(
         "fit",
-        "fit/test_resolve fit/test_workload app/test_doors app/test_warm_start",
+        "fit/test_resolve fit/test_workload app/test_doors app/test_warm_start app/test_sweep",
         ("if not train.lr and isinstance(lr, float) and lr > 0:", "if isinstance(lr, float) and lr > 0:"),
         ("on = [sum(program.bytes()[1] for", "on = [max(program.bytes()[1] for"),
         (

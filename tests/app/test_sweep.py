@@ -286,6 +286,20 @@ def test_programs_are_spread_over_the_devices(done: Done) -> None:
     )
 
 
+@pytest.mark.ci
+def test_programs_that_share_a_device_are_counted_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("saejax.fit.coders.training_devices", lambda e: jax.devices()[:1])
+    e = planted_experiment(tmp_path, "sweep", tokens=2 * 128)
+    e = dataclasses.replace(e, sweep=SweepConfig(points=("A: coder.d_sae=4096", "B: coder.d_sae=8192")))
+    assert run_sweep(Workspace(e)) == 0
+    programs = read_json(e.run_dir / "sweep.json")["programs"]
+    assert [program["device"] for program in programs] == ["cpu:0", "cpu:0"]
+    together = sum(program["state_bytes"] for program in programs) / 1e6
+    assert f"with the optimizer's at most {together:.1f} MB on a device" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", ["seeded-sparsity2.0", "B-sparsity0.5"])
 def test_a_member_is_what_a_single_run_gives(done: Done, name: str, tmp_path: Path) -> None:
     config = from_json(read_json(done.member(name) / "config.json"))
