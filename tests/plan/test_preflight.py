@@ -28,6 +28,19 @@ from saejax.store import StoreLayout
 ROOM = ("memory", "disk, read", "free space, runs")
 
 
+@pytest.fixture(autouse=True)
+def disk(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """The disk is tried, but the verdict is on these speeds (bytes/s), not on how busy the machine of the tests is."""
+    speeds = {"write": 1e9, "read": 1e9}
+
+    def tried(*args: Any) -> tuple[float, float]:
+        assert min(trial.disk_speed(*args)) > 0
+        return speeds["write"], speeds["read"]
+
+    monkeypatch.setattr(preflight, "disk_speed", tried)
+    return speeds
+
+
 @dataclasses.dataclass(frozen=True)
 class Stage:
     """An estimate as the plan gives it."""
@@ -69,6 +82,15 @@ def test_all_stages_are_tried_and_nothing_stays(tmp_path: Path, capsys: pytest.C
         "5 GB" in lines["free space, stores"] and "2 h" in lines["training, speed"] and "device 3 GB" in lines["memory"]
     )
     assert "tokens/s" in lines["ten prompts"] and "R2 " in lines["training"] and "R2 > 0" in lines["training"]
+
+
+def test_a_disk_slower_than_the_model_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], disk: dict[str, float]
+) -> None:
+    disk["write"] = 1.0
+    code, lines, text = found(easy(tiny_experiment(tmp_path)), capsys)
+    assert code == 1 and lines["disk, write"].endswith("FAIL") and "The capture would wait for the disk" in text
+    assert "1 B/s" in lines["disk, write"] and lines["training"].endswith("not tried")
 
 
 def test_a_store_that_is_there_is_trained_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

