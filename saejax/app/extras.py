@@ -10,7 +10,7 @@ from typing import Literal
 from saejax.app.experiment import Experiment
 from saejax.core.errors import ConfigError, SaejaxError
 from saejax.text.config import SourceConfig
-from saejax.text.paths import ending, expand
+from saejax.text.paths import ending, files_of
 
 Part = Literal["text", "lm", "train"]
 
@@ -49,5 +49,5 @@ def _parquet(source: SourceConfig) -> list[str]:
     if source.source not in ("files", "prompts"):
         return []
     with contextlib.suppress(SaejaxError), warnings.catch_warnings(action="ignore"):
-        return [str(path) for pattern in source.paths for path in expand(pattern) if ending(path) == ".parquet"]
+        return [str(path) for path in files_of(source.paths) if ending(path) == ".parquet"]
     return []

@@ -15,7 +15,7 @@ from saejax.report.study_charts import effects_chart, interval, number, points_c
 from saejax.report.table_page import Markup, html_page, link, markup, note, table_markup
 
 # (name, one of its page; number of the line in the file and values of each row).
-Part = tuple[str, Sequence[tuple[int, Sequence[str]]]]
+Part = tuple[Sequence[str], Sequence[tuple[int, Sequence[str]]]]
 
 # A rank correlation from which on the page calls predictions good.
 _GOOD = 0.5
@@ -75,16 +75,16 @@ def render_rows(path: Path, title: str, csv: str, back: str, columns: Sequence[s
 
     Args:
       csv, back: addresses of the file with these rows, and of the page whose links lead here.
-      parts: rows that a link can name, shown in another colour then.
+      parts: (names, rows) that a link can name together, shown in another colour then.
 
     Raises:
       DataError: it cannot be written.
     """
     head = "".join(f"<th>{markup(name)}</th>" for name in ("line", *columns))
     bodies = []
-    for name, rows in parts:
+    for names, rows in parts:
         cells = ("".join(f"<td>{markup(value)}</td>" for value in (line, *values)) for line, values in rows)
-        bodies.append(f'<tbody id="{anchor(name)}">{"".join(f"<tr>{row}</tr>" for row in cells)}</tbody>')
+        bodies.append(f'<tbody id="{anchor(*names)}">{"".join(f"<tr>{row}</tr>" for row in cells)}</tbody>')
     page = html_page(
         title,
         f"""<header class="masthead"><p class="eyebrow">{link(back, "saejax study")}</p>
@@ -95,9 +95,10 @@ def render_rows(path: Path, title: str, csv: str, back: str, columns: Sequence[s
     write_bytes(path, page.encode())
 
 
-def anchor(name: str) -> str:
-    """An id for a name: names that differ have ids that differ."""
-    return "p-" + "".join(c if c.isascii() and (c.isalnum() or c in ".-") else f"_{ord(c):x}_" for c in name)
+def anchor(*names: str) -> str:
+    """An id for one or several names: names that differ have ids that differ, wherever one of them ends."""
+    plain = ("".join(c if c.isascii() and (c.isalnum() or c in ".-") else f"_{ord(c):x}_" for c in n) for n in names)
+    return f"p-{':'.join(plain)}"
 
 
 def _overview(behaviours: Sequence[Mapping[str, Any]]) -> str:
@@ -332,7 +333,7 @@ def _unexplained(b: Mapping[str, Any]) -> str:
 def _source(b: Mapping[str, Any], table: str, text: str, *part: str) -> Markup:
     """A claim that leads to its rows: of a behaviour's table, or of one of its parts."""
     name, part = (table, (b["name"], *part)) if table == "baseline" else (f"{table}.{b['name']}", part)
-    return link(f"rows/{urllib.parse.quote(name)}.html#{anchor('.'.join(part) or 'all')}", text)
+    return link(f"rows/{urllib.parse.quote(name)}.html#{anchor(*part)}", text)
 
 
 def _line(text: str) -> str:

@@ -201,9 +201,8 @@ def _read_table(folder: Path, name: str, columns: Sequence[str], by: Sequence[st
     parts: dict[tuple[str, ...], list[tuple[int, list[str]]]] = {}
     for line, row in enumerate(rows, 2):
         parts.setdefault(tuple(row[key] for key in by), []).append((line, list(row.values())))
-    named = [(".".join(key) or "all", lines) for key, lines in parts.items()]
     path = folder / "rows" / f"{name}.html"
-    render_rows(path, f"{name}.csv", f"../{name}.csv", "../study.html", columns, named)
+    render_rows(path, f"{name}.csv", f"../{name}.csv", "../study.html", columns, list(parts.items()))
     return table, rows
 
 

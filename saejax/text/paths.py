@@ -1,8 +1,10 @@
 """Files that the entries of `text.paths` stand for, and a warning about what of a folder is left out."""
 
+import itertools
+import os
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from saejax.core.errors import ConfigError, DataError
@@ -21,7 +23,15 @@ def ending(path: Path) -> str:
     return path.suffix.lower()
 
 
-def expand(pattern: str) -> list[Path]:
+def files_of(patterns: Iterable[str]) -> list[Path]:
+    """The files behind all entries of `text.paths`, in order: by their real paths each once. Raises as `_expand`."""
+    by_path: dict[str, Path] = {}
+    for path in itertools.chain.from_iterable(map(_expand, patterns)):
+        by_path.setdefault(os.path.realpath(path), path)
+    return list(by_path.values())
+
+
+def _expand(pattern: str) -> list[Path]:
     """Files behind one entry of `text.paths`: a file, a folder (its text files), or a glob pattern.
 
     What a folder holds besides is left out, with a warning. Hidden files that are no text are not spoken of.

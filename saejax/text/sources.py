@@ -18,7 +18,7 @@ from saejax.text.chat import ChatTemplate
 from saejax.text.config import SourceConfig, TextConfig
 from saejax.text.documents import Source, hash_fraction
 from saejax.text.mixture import mixed
-from saejax.text.paths import ending, expand, short, shown
+from saejax.text.paths import ending, files_of, short, shown
 from saejax.text.tokenizer import Tokenizer
 
 # Parts of the standard library that some distributions leave out, that are tables rather than text,
@@ -88,11 +88,7 @@ def _stdlib_below(root: Path) -> tuple[list[str], str]:
 
 
 def _open_files(config: SourceConfig, whole: TextConfig, chat: ChatTemplate | None) -> Source:
-    # By their real paths: a file that is listed twice, or found by two patterns, is read once.
-    by_path: dict[str, Path] = {}
-    for path in itertools.chain.from_iterable(expand(pattern) for pattern in config.paths):
-        by_path.setdefault(os.path.realpath(path), path)
-    files = list(by_path.values())
+    files = files_of(config.paths)
     digest = hashlib.sha256()
     for path in files:
         with _readable(path), path.open("rb") as handle:
@@ -357,7 +353,7 @@ def rows_of(config: SourceConfig) -> Iterator[tuple[str, dict[str, Any]]]:
     if config.source == "hub":
         yield from ((name, row) for _, name, row in _hub_rows(config, _hub_stream(config), 0))
         return
-    for path in itertools.chain.from_iterable(expand(pattern) for pattern in config.paths):
+    for path in files_of(config.paths):
         if ending(path) == ".txt":
             raise DataError(f"{shown(path)}: a .txt has no columns, which are wanted here; give .jsonl or .parquet.")
         for number, row in enumerate(_read(path), 1):

@@ -153,7 +153,7 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     content["refused"][0] |= {"name": HOSTILE + "2", "about": HOSTILE}
     page = rendered(tmp_path, content)
     rows = tmp_path / "r.html"
-    render_rows(rows, HOSTILE, "a.csv", "b.html", (HOSTILE,), [(HOSTILE, [(2, (HOSTILE,))])])
+    render_rows(rows, HOSTILE, "a.csv", "b.html", (HOSTILE,), [((HOSTILE,), [(2, (HOSTILE,))])])
     for read in (page, Reader(rows.read_text(encoding="utf-8"))):
         assert read.tags.isdisjoint({"script", "b" if read is not page else "script"})
         assert "<script>alert(1)</script>" in read.text
@@ -162,19 +162,20 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
 
 
 def test_names_that_differ_have_anchors_that_differ() -> None:
-    names = ["a b", "a_b", "a-b", "a.b", "a_20_b", "ä", "a", "A", "", "_", "__"]
-    assert len({anchor(name) for name in names}) == len(names)
-    assert all(c.isascii() and (c.isalnum() or c in "._-") for name in names for c in anchor(name))
+    one = ["a b", "a_b", "a-b", "a.b", "a:b", "a_20_b", "ä", "a", "A", "", "_", "__"]
+    names = [(name,) for name in one] + [("a", "b"), ("a", "", "b"), ("a.b", "c"), ("a", "b.c"), ("a", "b", "c")]
+    assert len({anchor(*name) for name in names}) == len(names)
+    assert all(c.isascii() and (c.isalnum() or c in "._-:") for name in names for c in anchor(*name))
 
 
 def write_all(folder: Path) -> dict[str, Any]:
     """The page with the rows and the graphs that it leads to."""
     content = study()
-    parts = {
-        "baseline": ("bracket.train", "bracket.test", "never.train"),
-        "features.bracket": ("all",),
-        "singles.bracket": ("all",),
-        "effects.bracket": [f"L0.{i}.{kind}" for i in (1, 2) for kind in ("ablate", "control", "patch", "resample")],
+    parts: dict[str, list[tuple[str, ...]]] = {
+        "baseline": [("bracket", "train"), ("bracket", "test"), ("never", "train")],
+        "features.bracket": [()],
+        "singles.bracket": [()],
+        "effects.bracket": [(f"L0.{i}", kind) for i in (1, 2) for kind in ("ablate", "control", "patch", "resample")],
     }
     (folder / "rows").mkdir()
     (folder / "graphs").mkdir()
@@ -225,7 +226,7 @@ def test_in_a_browser(tmp_path: Path) -> None:
         """,
     )
     assert found["width"] and found["inside"] and found["links"] and found["high"] > 40
-    rows, part = tmp_path / "rows" / "effects.bracket.html", anchor("L0.2.patch")
+    rows, part = tmp_path / "rows" / "effects.bracket.html", anchor("L0.2", "patch")
     shown, console = visit(f"{rows.as_uri()}#{part}")
     assert console == [] and f'id="{part}"' in shown
     style = (
@@ -238,7 +239,7 @@ def test_in_a_browser(tmp_path: Path) -> None:
         {style}
         location.hash = "{part}";
         await wait(200);
-        return [colour("{part}") === colour("{anchor("L0.1.patch")}"), scrollY > 500];
+        return [colour("{part}") === colour("{anchor("L0.1", "patch")}"), scrollY > 500];
         """,
     )
     assert drawn == [False, True]

@@ -20,6 +20,7 @@ from tokenizers import models, pre_tokenizers
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm import load_lm
 from saejax.text import Document, PackedRows, Packer, Source, SourceConfig, TextConfig, Tokenizer, open_source
+from saejax.text.sources import rows_of
 
 N_WORDS, BOS, MASK = 50, 50, 51
 
@@ -467,6 +468,9 @@ def test_a_file_that_is_named_twice_is_read_once(tmp_path: Path) -> None:
     source = files(*(str(tmp_path / path) for path in every))
     assert [d.text for d in both(source)] == ["text of b", "text of a", "text of c"]
     assert source.identity == files(*(str(tmp_path / f"{name}.txt") for name in "bac")).identity
+    (tmp_path / "rows.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
+    twice = tuple(str(tmp_path / path) for path in ("rows.jsonl", "*.jsonl", "around/rows.jsonl"))
+    assert [row["a"] for _, row in rows_of(SourceConfig(source="files", paths=twice))] == [1, 2]
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
