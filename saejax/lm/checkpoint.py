@@ -21,10 +21,10 @@ from saejax.core.places import what_is
 from saejax.lm import decoder
 from saejax.lm.conventions import DecoderConfig, Parameter, ParameterPath, leaves, tree_of
 from saejax.lm.families import Architecture, Layout, architecture
-from saejax.lm.weight_files import LARGEST_CONFIG, TensorFiles
+from saejax.lm.gguf import GgufTensors
+from saejax.lm.weight_files import FLOATS, LARGEST_CONFIG, TensorFiles, open_tensors
 from saejax.parallel import sharding_of
 
-_FLOATS = ("F64", "F32", "F16", "BF16")
 # Constants that older files hold beside the parameters.
 _BUFFERS = re.compile(r"\.(attn|attention)\.(bias|masked_bias)$|(^|\.)rotary_emb\.inv_freq$")
 # The parameters of the head, which stands beside the model that the prefix names.
@@ -79,7 +79,7 @@ def read_params(
     """
     folder = Path(folder)
     config_json, config = read_config(folder)
-    files = TensorFiles(folder)
+    files = open_tensors(folder, config_json)
     config, places = _places(folder, files, architecture(config_json, str(folder)), config)
     tensor = functools.lru_cache(maxsize=2)(files.read)  # queries, keys and values may be parts of one weight and bias
 
@@ -102,7 +102,7 @@ def stored(folder: Path) -> tuple[DecoderConfig, tuple[str, ...]]:
     folder = Path(folder)
     config_json, config = read_config(folder)
     try:
-        files = TensorFiles(folder)
+        files = open_tensors(folder, config_json)
     except DataError:
         return config, ()
     config, places = _places(folder, files, architecture(config_json, str(folder)), config)
@@ -110,7 +110,7 @@ def stored(folder: Path) -> tuple[DecoderConfig, tuple[str, ...]]:
 
 
 def _places(
-    folder: Path, files: TensorFiles, arch: Architecture, config: DecoderConfig
+    folder: Path, files: TensorFiles | GgufTensors, arch: Architecture, config: DecoderConfig
 ) -> tuple[DecoderConfig, dict[ParameterPath, tuple[str, Layout]]]:
     """(config, {path: (tensor, layout)} of all parameters), every header compared with what it implies.
 
@@ -144,9 +144,9 @@ def _places(
                 f"{folder}: tensor {name!r} does not have the shape that config.json gives it: "
                 f"{'.'.join(map(str, path))} is {shape}, config.json says {wanted}."
             )
-        if dtype not in _FLOATS:
+        if not files.holds_floats(name):
             raise DataError(
-                f"{folder}: tensor {name!r} holds {dtype}; the JAX decoder reads {', '.join(_FLOATS)}. Give the "
+                f"{folder}: tensor {name!r} holds {dtype}; the JAX decoder reads {', '.join(FLOATS)}. Give the "
                 "checkpoint before it was quantised."
             )
         places[path] = name, layout

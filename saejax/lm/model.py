@@ -21,6 +21,7 @@ from saejax.lm import checkpoint, decoder, families
 from saejax.lm.conventions import DecoderConfig, shard_params
 from saejax.lm.fetching import fetch_config, fetch_model, fetch_tokenizer
 from saejax.lm.forward import Forward, compiled_forward
+from saejax.lm.gguf import GGUF, as_folder
 from saejax.lm.points import ADDED, ADDED_THROUGH, TRANSFORMER_LENS
 from saejax.lm.torch_hooks import TorchModel, load_torch
 from saejax.lm.weight_files import LARGEST_CONFIG, weights_sha256
@@ -39,7 +40,7 @@ class LMConfig(Settings, section="lm"):
     model: str = setting(
         "demo",
         "`demo` (the embedded model), `recall` (a second one, for the quickstart of `saejax prefix`), a Hugging Face "
-        "model folder, or a hub id `owner/name`.",
+        "model folder, a GGUF file (an extra: pip install 'saejax[gguf]'), or a hub id `owner/name`.",
         place="hub",
     )
     revision: str = setting("", "Commit, tag or branch of a hub id; pin it.")
@@ -193,7 +194,7 @@ def load_lm(
     device: str = "",
     mesh: Mesh | None = None,
 ) -> LanguageModel | TorchModel:
-    """The language model that `model` names: `demo`, a folder, or a hub id `owner/name`; see `LMConfig`.
+    """The language model that `model` names: `demo`, a folder, a GGUF file, or a hub id `owner/name`; see `LMConfig`.
 
     With a mesh, heads, d_mlp and the vocabulary of a JAX model are spread over its axis "latent" while they are read.
 
@@ -205,6 +206,8 @@ def load_lm(
     wanted = LMConfig(model, revision, dtype, backend=backend, device=device)
     folder = _resolve(model, revision, fetch_model)
     if runs_in_torch(folder, backend):
+        if (folder / GGUF).is_file():
+            raise ConfigError(f"lm.backend=torch does not read GGUF ({model}). Set lm.backend=jax.")
         tokenizer = Tokenizer.from_folder(folder)
         return load_torch(folder, tokenizer, _identity(wanted, folder, tokenizer), dtype, device, TRANSFORMER_LENS)
     config, params = checkpoint.read_params(folder, _DTYPES[wanted.dtype], mesh)
@@ -226,7 +229,7 @@ def runs_in_torch(folder: Path, backend: str) -> bool:
 
 def _identity(wanted: LMConfig, folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:
     return {
-        "model": wanted.model if not Path(wanted.model).is_dir() else Path(wanted.model).resolve().name,
+        "model": Path(wanted.model).resolve().name if Path(wanted.model).exists() else wanted.model,
         "revision": wanted.revision,
         "dtype": wanted.dtype,
         "weights_sha256": weights_sha256(folder),
@@ -248,7 +251,7 @@ def _checked_name(model: Any, door: str) -> str:
     """The text of a model's place or id. Raises ConfigError for anything else, as a model in memory."""
     saved = " Save the model and its tokenizer into one folder by save_pretrained(FOLDER), and give that."
     remedy = saved if hasattr(model, "forward") else ""
-    return as_place(model, door, "demo, the folder of a model or a hub id owner/name", remedy)
+    return as_place(model, door, "demo, the folder of a model, a GGUF file or a hub id owner/name", remedy)
 
 
 def _resolve(model: str, revision: str, fetch: Callable[[str, str], Path]) -> Path:
@@ -257,10 +260,12 @@ def _resolve(model: str, revision: str, fetch: Callable[[str, str], Path]) -> Pa
         return Path(__file__).parent / model
     if Path(model).is_dir():
         return Path(model)
+    if model.lower().endswith(".gguf") and Path(model).is_file():
+        return as_folder(Path(model))
     if re.fullmatch(r"[\w.-]+/[\w.-]+", model) and not model.startswith("."):
         return fetch(model, revision)
     there = f" At this path {what_is(model)}." if Path(model).exists() else ""
     raise DataError(
-        f"No model {model!r}: it is not a folder, not 'demo' or 'recall', and not a hub id of the form owner/name "
-        f"(GPT-2 is openai-community/gpt2).{there}"
+        f"No model {model!r}: it is not a folder, no .gguf file, not 'demo' or 'recall', and not a hub id of the "
+        f"form owner/name (GPT-2 is openai-community/gpt2).{there}"
     )

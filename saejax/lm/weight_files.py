@@ -1,9 +1,9 @@
-"""The safetensors files of a Hugging Face folder: those that transformers takes, and which tensors they hold."""
+"""The weight files of a model folder: the safetensors that transformers takes, or a GGUF file; their tensors."""
 
 import hashlib
 import json
 import math
-from collections.abc import KeysView
+from collections.abc import KeysView, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,11 @@ import safetensors
 
 from saejax.core.errors import DataError
 from saejax.core.files import read_bounded, read_json
+from saejax.lm.gguf import GGUF, GgufTensors
 
 # Bytes, far more than any model comes with.
 LARGEST_CONFIG, LARGEST_INDEX = 16 << 20, 64 << 20
+FLOATS = ("F64", "F32", "F16", "BF16")
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _ROWS_COMPARED = 4096  # of two matrices that are compared, at a time
 
@@ -44,6 +46,9 @@ class TensorFiles:
         part = self._of(name, "get_slice")
         return tuple(part.get_shape()), part.get_dtype()
 
+    def holds_floats(self, name: str) -> bool:
+        return self.header(name)[1] in FLOATS
+
     def read(self, name: str) -> np.ndarray:
         array: np.ndarray = self._of(name, "get_tensor")
         return array
@@ -69,8 +74,16 @@ class TensorFiles:
             raise DataError(f"{path}: tensor {name!r} cannot be read: {error}") from None
 
 
+def open_tensors(folder: Path, config_json: Mapping[str, Any]) -> TensorFiles | GgufTensors:
+    """The tensors of a model folder, whichever kind of file holds them. Raises as `TensorFiles` and `GgufTensors`."""
+    path = folder / GGUF
+    return GgufTensors(path, config_json) if path.is_file() else TensorFiles(folder)
+
+
 def weight_files(folder: Path) -> list[Path]:
-    """The files to read, in order: `model.safetensors`, or where that is not there, those of the index."""
+    """The files to read, in order: a GGUF file alone, `model.safetensors`, or where that is not there, the index's."""
+    if (folder / GGUF).is_file():
+        return [folder / GGUF]
     _refuse_named_elsewhere(folder)
     single = folder / SINGLE
     if single.is_file():
