@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -56,11 +57,13 @@ class Workspace:
 
     Attributes:
         named: knows the hook points in place of a model that is not to be loaded.
+        journal: where a stream from the model is recorded; None: in the experiment's run.
         loaded: {section: the model or text that it is about}, shared with all that is made by `dataclasses.replace`.
     """
 
     experiment: Experiment
     named: Named | None = None
+    journal: Path | None = None
     loaded: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -240,7 +243,7 @@ class Workspace:
                 "its device by lm.device."
             )
         return stream_activations(
-            e.run.stream,
+            self.journal or e.run.stream,
             self.lm,
             self.source,
             e.text,

@@ -33,6 +33,7 @@ from saejax.core.metrics import JsonlWriter, read_metrics
 from saejax.core.settings import settings_of
 from saejax.evals import Reconstruction
 from saejax.evals.heldout import VALIDATED, make_sums
+from saejax.fit.resolve import with_rate
 from saejax.parallel import ParallelConfig, check_divides, make_mesh, on_mesh, own_rows
 from saejax.store import Statistics
 from saejax.trained import make_sites
@@ -124,7 +125,7 @@ def legal(settings: Settings) -> Case:
     mesh = make_mesh(parallel)
     check_divides(mesh, coder.topology.d_sae)
     own_rows(mesh, config.batch_size, 1, config.neighbours)
-    return Case(settings, coder_config, config, parallel, coder, reads, writes)
+    return Case(settings, coder_config, with_rate(config, coder), parallel, coder, reads, writes)
 
 
 def deal(seed: int, sections: tuple[str, ...], hand: int) -> Iterator[Case]:

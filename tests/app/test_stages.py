@@ -172,6 +172,15 @@ def test_a_run_is_not_evaluated_as_if_it_were_another(copy: Path, stage: Any, ot
     refuse(replaced(tiny_experiment(copy), "lm", model=str(other_model)), stage, DataError, r"lm.model: 'demo' -> ")
 
 
+def test_numbers_that_a_run_found_for_itself_are_no_other_settings(copy: Path) -> None:
+    """From Python, where no command looks them up: an open rate is 0 in the experiment and a number in the record."""
+    e = replaced(tiny_experiment(copy), "train", lr=0.0, batch_size=0)
+    run_evaluate(Workspace(e))
+    run_evaluate(Workspace(e), redo=True)
+    run_report(Workspace(e))
+    refuse(replaced(e, "train", lr=0.5), run_evaluate, DataError, r"train.lr: 0.001 -> 0.5")
+
+
 @pytest.mark.ci
 def test_figures_and_features_are_of_the_weights_and_not_of_the_step(copy: Path) -> None:
     """Other weights under the run's name, at the same step, with the same settings."""

@@ -288,7 +288,9 @@ def killed(tmp_path: Path, kills: int, steps: int) -> None:
     whole = saejax.train(activations(), "topk", init_from=source, run=tmp_path / "whole", **how)
 
     def reached() -> int:
-        return max((int(at.parent.name) for at in run.glob("checkpoints/*/integrity.json")), default=0)
+        # One that is on its way out is called 000000005.removed.
+        names = (at.parent.name for at in run.glob("checkpoints/*/integrity.json"))
+        return max((int(name) for name in names if name.isdigit()), default=0)
 
     for _ in range(kills):
         before = reached()

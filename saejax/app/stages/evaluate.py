@@ -6,6 +6,7 @@ from typing import Any
 from saejax.app import console
 from saejax.app.experiment import Experiment, refuse_other_run
 from saejax.app.load import load_run
+from saejax.app.training_folders import as_begun
 from saejax.app.workspace import Workspace
 from saejax.coders import SPARSITIES
 from saejax.core.bootstrap import LEVEL
@@ -103,6 +104,7 @@ def finished_run(e: Experiment) -> TrainedCoder:
     """
     if not e.run.config.is_file():
         raise DataError(f"There is no run in {e.run_dir}. Train it first: saejax train with this --config.")
+    e = as_begun(e)
     refuse_other_run(e)
     sae = load_run(e.run)
     if not sae.finished:

@@ -51,7 +51,8 @@ def run_sweep(work: Workspace, group: int | None = None) -> int:
     _refuse_settings(e)
     plan = as_begun(e, with_rates(work, members(e)))
     programs = groups(plan)
-    stored = [work.of(program.experiment) for program in programs]
+    # All programs share one stream, which is the sweep's.
+    stored = [dataclasses.replace(work.of(program.experiment), journal=e.run.stream) for program in programs]
     verify_stores(e)
     source = functools.cache(stored[0].source_coder)
     begun = Sweep(e.run_dir).result.is_file() or is_begun(sweep_checkpoints(e, len(programs)))
