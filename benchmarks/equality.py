@@ -297,6 +297,7 @@ def main() -> None:
         lines.append(line)
         all_good &= good
         print(line, flush=True)
+        jax.clear_caches()  # programs of all coders together are more memory maps than a process may have
     what = [
         "| coder | first loss | last loss | L0 | most dead | AuxK's branches | least moved |",
         "|---|---|---|---|---|---|---|",
