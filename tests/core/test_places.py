@@ -87,8 +87,11 @@ def test_every_door_to_a_path_says_what_is_there(name: str, here: Path) -> None:
 MODULE: Any = torch.nn.Linear(2, 2)
 WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     "load": (saejax.load, "saejax.load takes a run, a folder, a file or hf://owner/name"),
-    "load_lm": (saejax.load_lm, "load_lm takes demo, the folder of a model or a hub id owner/name"),
-    "load_tokenizer": (load_tokenizer, "A language model takes demo, the folder of a model or a hub id owner/name"),
+    "load_lm": (saejax.load_lm, "load_lm takes demo, the folder of a model, a GGUF file or a hub id owner/name"),
+    "load_tokenizer": (
+        load_tokenizer,
+        "A language model takes demo, the folder of a model, a GGUF file or a hub id owner/name",
+    ),
     "StoreReader.open": (StoreReader.open, "A store takes a folder or a URL"),
     "run": (lambda x: saejax.train(np.random.rand(9, 4), run=x, progress=False), "run takes a folder"),
     "init_from": (

@@ -7,6 +7,7 @@ import struct
 import time
 import tracemalloc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +249,21 @@ def test_it_is_a_model_like_any_other(llama: Path, tmp_path: Path, cache: Path) 
     copy.write_bytes(llama.read_bytes())
     assert load_lm(str(copy)).identity["weights_sha256"] == lm.identity["weights_sha256"]
     assert len(list(cache.iterdir())) == 2
+
+
+def test_many_processes_make_one_folder(llama: Path, cache: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        folders = set(pool.map(gguf.as_folder, [llama] * 16))
+    assert folders == set(cache.iterdir()) and len(folders) == 1
+    names = {"config.json", "tokenizer.json", "tokenizer_config.json", "model.gguf"}
+    assert {path.name for path in next(iter(folders)).iterdir()} == names
+
+
+def test_a_cache_that_cannot_be_written_is_said(llama: Path, cache: Path) -> None:
+    cache.parent.mkdir(parents=True)
+    cache.touch()
+    with pytest.raises(DataError, match="cannot be written"):
+        gguf.as_folder(llama)
 
 
 def test_pytorch_and_a_missing_package_are_refused(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

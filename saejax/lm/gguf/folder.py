@@ -3,10 +3,12 @@
 import hashlib
 import json
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 from saejax.core.errors import DataError
-from saejax.core.files import replacing
+from saejax.core.files import writing
 from saejax.lm.gguf.configuration import config_json
 from saejax.lm.gguf.header import read_header
 from saejax.lm.gguf.tensors import GGUF
@@ -34,10 +36,18 @@ def as_folder(path: Path) -> Path:
     header = read_header(path)
     config = config_json(header)
     tokenizer, beside = tokenizer_json(header)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(folder) as begun:
-        (begun / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        (begun / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
-        (begun / "tokenizer_config.json").write_text(json.dumps(beside, indent=2) + "\n")
-        (begun / GGUF).symlink_to(path)
+    with writing(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        begun = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
+        try:
+            (begun / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+            (begun / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
+            (begun / "tokenizer_config.json").write_text(json.dumps(beside, indent=2) + "\n")
+            (begun / GGUF).symlink_to(path)
+            begun.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another process has made it meanwhile
+                raise
+        finally:
+            shutil.rmtree(begun, ignore_errors=True)
     return folder
