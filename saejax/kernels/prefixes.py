@@ -58,6 +58,7 @@ def _fwd(
 
 def _rank_blocks(array_BGK: jax.Array, every: int) -> jax.Array:
     """[n, B, G, every]: the list in blocks, the first filled up in front with zeros."""
+    every = min(every, array_BGK.shape[-1])
     n = -(-array_BGK.shape[-1] // every)
     full = jnp.pad(array_BGK, ((0, 0), (0, 0), (n * every - array_BGK.shape[-1], 0)))
     return jnp.moveaxis(full.reshape(*full.shape[:-1], n, every), -2, 0)

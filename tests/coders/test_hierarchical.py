@@ -31,7 +31,7 @@ def _arrays() -> tuple[Any, Any, Any, Any]:
     return values, indices, rows, rng.normal(size=(B, R)).astype(np.float32)
 
 
-@pytest.mark.parametrize("every", [1, 2, 7])
+@pytest.mark.parametrize("every", [1, 2, 7, 2**31 - 1])
 def test_errors_of_all_prefixes_and_their_gradients(every: int) -> None:
     values, indices, rows, target = _arrays()
     levels = range(K, 0, -every)
