@@ -267,9 +267,12 @@ def check(case: Case, seed: int) -> None:
         assert whole.finished and (whole.step, whole.finished) == (parts.step, parts.finished)
         arrays, others = (final(folder / name, whole.step) for name in ("whole", "parts"))
         rows, again = (curve(folder / name) for name in ("whole", "parts"))
+    # Without a memory of squares a latent that just stopped firing moves by lr m / eps: it may overflow and is skipped.
+    wild = case.train.b2 == 0 and case.train.lr >= 1
     for row in rows:
         broken = [name for name, value in row.items() if value is None]
-        assert not broken and not row.get("train/skipped"), f"step {row['step']}: {broken or 'skipped'}"
+        skipped = row.get("train/skipped") and not wild
+        assert (not broken or wild) and not skipped, f"step {row['step']}: {broken or 'skipped'}"
     for name, value in arrays.items():
         # The window of losses and single numbers of optimizers begin at infinity.
         assert "losses" in name or np.isfinite(value).all() if value.ndim else not np.isnan(value), (
