@@ -40,9 +40,9 @@ def _needed(e: Experiment) -> Iterator[tuple[Part, str, str, str]]:
             yield "text", "text.chat=True", "jinja2", "chat"
     if e.lm.model and e.lm.backend == "torch":
         yield "lm", "lm.backend='torch'", "torch", "torch"
-    for model in (e.lm.model, e.lm.second):
+    for key, model in (("model", e.lm.model), ("second", e.lm.second)):
         if model.lower().endswith(".gguf"):
-            yield "lm", f"lm.model={model!r}", "gguf", "gguf"
+            yield "lm", f"lm.{key}={model!r}", "gguf", "gguf"
     if e.train.tensorboard:
         yield "train", "train.tensorboard=True", "tensorboardX", "tensorboard"
 

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from saejax.core.errors import SaejaxError
 from saejax.core.lease import lease
+from saejax.core.places import user_cache
 
 VARIABLE = "SAEJAX_COMPILED"
 LARGEST, MOST = 512 << 20, 1024  # bytes and programs that are kept
@@ -124,7 +125,7 @@ def _programs(folder: Path) -> Iterator[Path]:
 def _folder() -> Path:
     if chosen := os.environ.get(VARIABLE):
         return Path(chosen).expanduser().absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "saejax" / "compiled"
+    return user_cache() / "compiled"
 
 
 def _machine() -> str:

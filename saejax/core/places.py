@@ -81,3 +81,8 @@ def type_in_words(value: Any) -> str:
         return "None"
     name = "array" if hasattr(value, "dtype") and hasattr(value, "shape") else type(value).__name__
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
+def user_cache() -> Path:
+    """The folder for what can be made again: `$XDG_CACHE_HOME/saejax`, usually `~/.cache/saejax`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "saejax"

@@ -228,8 +228,9 @@ def runs_in_torch(folder: Path, backend: str) -> bool:
 
 
 def _identity(wanted: LMConfig, folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:
+    local = Path(wanted.model).is_dir() or (folder / GGUF).is_file()
     return {
-        "model": Path(wanted.model).resolve().name if Path(wanted.model).exists() else wanted.model,
+        "model": Path(wanted.model).resolve().name if local else wanted.model,
         "revision": wanted.revision,
         "dtype": wanted.dtype,
         "weights_sha256": weights_sha256(folder),

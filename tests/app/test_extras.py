@@ -32,6 +32,7 @@ def test_a_package_is_looked_for_and_not_imported(monkeypatch: pytest.MonkeyPatc
     ("package", "sections", "part", "said"),
     [
         ("gguf", {"lm": {"model": "a/b.GGUF"}}, "lm", r"lm.model='a/b.GGUF' .*saejax.gguf"),
+        ("gguf", {"lm": {"second": "b.gguf"}}, "lm", r"lm.second='b.gguf' .*saejax.gguf"),
         ("tensorboardX", {"train": {"tensorboard": True}}, "train", "train.tensorboard=True .*saejax.tensorboard"),
         ("datasets", {"text": {"source": "hub", "dataset": "a/b"}}, "text", "text.source='hub' .*saejax.data"),
         ("pyarrow", {"text": {"source": "files", "paths": ("x",)}}, "text", "b.parquet' .*saejax.data"),

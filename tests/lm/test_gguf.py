@@ -1,5 +1,6 @@
 """GGUF files: the numbers of transformers' reader, the ids of the original tokenizers, and files made to do harm."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -28,7 +29,6 @@ from saejax.lm.gguf.header import read_header
 from saejax.lm.gguf.tokens import tokenizer_json
 from saejax.store import StoreReader
 
-pytest.importorskip("gguf", reason="models in GGUF files need it: pip install 'saejax[gguf]'")
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_1", "Q5_0")
 IDS = np.random.default_rng(0).integers(3, VOCAB, (2, 20))
 TEXT = (ROOT / "README.md").read_text()
@@ -67,7 +67,6 @@ CASES = [
 @pytest.mark.parametrize(("family", "kind"), CASES)
 def test_logits_are_those_of_transformers_reader(family: str, kind: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    pytest.importorskip("transformers")
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     model = random_of(family)
@@ -146,8 +145,9 @@ def split_by(regex: str) -> pre_tokenizers.PreTokenizer:
 
 
 def qwen2() -> pre_tokenizers.PreTokenizer:
-    module = pytest.importorskip("transformers.models.qwen2.tokenization_qwen2")
-    return split_by(module.PRETOKENIZE_REGEX)
+    from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
+
+    return split_by(PRETOKENIZE_REGEX)
 
 
 ORIGINALS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
@@ -287,6 +287,7 @@ def test_pytorch_and_a_missing_package_are_refused(llama: Path, monkeypatch: pyt
         ({"llama__attention__head_count": 0}, "must be 1 or more"),
         ({"llama__block_count": "2"}, "must be one number"),
         ({"llama__attention__head_count_kv": [1, 2]}, "must be one number for all layers"),
+        ({"general__architecture": "gpt2"}, r"gpt2\.block_count is None"),
         ({"general__architecture": "bert"}, "the architecture 'bert' is not read"),
         ({"tokenizer__ggml__pre": "tekken"}, "how tokenizer.ggml.pre 'tekken' splits words is not known"),
         ({"tokenizer__ggml__model": "rwkv"}, "a tokenizer of kind 'rwkv'"),
@@ -358,6 +359,9 @@ def test_a_file_cut_anywhere_is_refused(llama: Path, tmp_path: Path) -> None:
 def test_a_tensor_beyond_the_file_or_of_an_unknown_kind(llama: Path, tmp_path: Path) -> None:
     header, raw = read_header(llama), bytearray(llama.read_bytes())
     assert config_json(header)["num_hidden_layers"] == 2
+    headless = {name: stored for name, stored in header.tensors.items() if name != "token_embd.weight"}
+    with pytest.raises(DataError, match=r"no token_embd\.weight"):
+        config_json(dataclasses.replace(header, tensors=headless))
     place = raw.index(b"blk.1.ffn_up.weight") + len(b"blk.1.ffn_up.weight") + 4 + 16  # dimensions, then the kind
     for kind, offset, says in (
         (8, 1 << 40, "has no room"),

@@ -31,7 +31,7 @@ def config_json(header: Header) -> dict[str, Any]:
             f"{header.path}: the architecture {kind[:80]!r} is not read from GGUF; {', '.join(_FAMILIES)} are. Give "
             "the model as a Hugging Face folder."
         )
-    if "output.weight" not in header.tensors and "token_embd.weight" not in header.tensors:
+    if "token_embd.weight" not in header.tensors:
         raise DataError(f"{header.path}: there is no token_embd.weight. Give the file of the whole model.")
     said = _Said(header, kind)
     return _FAMILIES[kind](said)
@@ -50,7 +50,7 @@ class _Said:
         if isinstance(value, list) and value and all(one == value[0] for one in value):
             value = value[0]
         if type(value) not in (int, float) or not math.isfinite(value):
-            raise DataError(f"{self.header.path}: {name} is {str(value)[:80]!r}; it must be one number for all layers.")
+            raise DataError(f"{self.header.path}: {name} is {repr(value)[:80]}; it must be one number for all layers.")
         return value
 
     def has(self, key: str) -> bool:

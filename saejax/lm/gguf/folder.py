@@ -9,6 +9,7 @@ from pathlib import Path
 
 from saejax.core.errors import DataError
 from saejax.core.files import writing
+from saejax.core.places import user_cache
 from saejax.lm.gguf.configuration import config_json
 from saejax.lm.gguf.header import read_header
 from saejax.lm.gguf.tensors import GGUF
@@ -30,7 +31,7 @@ def as_folder(path: Path) -> Path:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
     name = hashlib.sha256(f"{path}\0{facts.st_size}\0{facts.st_mtime_ns}\0{_VERSION}".encode()).hexdigest()[:24]
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "saejax" / "gguf" / name
+    folder = user_cache() / "gguf" / name
     if folder.is_dir():
         return folder
     header = read_header(path)

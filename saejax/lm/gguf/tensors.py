@@ -150,7 +150,7 @@ def dequantized(header: Header, content: np.ndarray, name: str) -> np.ndarray:
     raw = content[stored.start : stored.start + n_bytes].reshape(*stored.shape[:-1], blocks * size)
     try:
         value: np.ndarray = _library().dequantize(raw, quantization).reshape(stored.shape)
-    except (ValueError, NotImplementedError) as error:
+    except (ValueError, NotImplementedError) as error:  # what the library says of a kind that it cannot expand
         raise DataError(
             f"{header.path}: tensor {name!r} cannot be read: the package gguf does not expand {quantization.name} "
             f"({error}). Give another quantization, such as Q8_0."
