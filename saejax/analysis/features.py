@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from saejax.analysis.scan import Scan, scan_latents
+from saejax.capture import ALL_TOKENS, Sinks
 from saejax.core.settings import Settings, setting
 from saejax.kernels.dense import EXACT
 from saejax.lm.forward import Model
@@ -39,21 +40,21 @@ class ReportConfig(Settings, section="report"):
 
 
 def collect_features(
-    sae: TrainedCoder, lm: Model, packer: Packer, config: ReportConfig, max_norm_ratio: float = 0.0
+    sae: TrainedCoder, lm: Model, packer: Packer, config: ReportConfig, sinks: Sinks = ALL_TOKENS
 ) -> tuple[dict[str, Any], int, float]:
     """(the content of features.sqlite, tokens scanned, seconds).
 
     `sae` has the model's own names for its hook points (`TrainedCoder.at`). The passages are of the held-out split; no
-    two of a list come from the same packed row. Tokens that a capture with `max_norm_ratio` would have dropped are
-    left out. Where a coder has groups (layers), latent f of group g is feature g F + f, and its entry has "layer": g.
-    "quantiles" are the parts of (0, largest |activation|] that hold any, the highest first: {low, high, fraction: of
-    the tokens scanned, those active within, examples: drawn at random, none that is among the most activating}.
+    two of a list come from the same packed row. The `sinks` are left out. Where a coder has groups (layers), latent f
+    of group g is feature g F + f, and its entry has "layer": g. "quantiles" are the parts of (0, largest |activation|]
+    that hold any, the highest first: {low, high, fraction: of the tokens scanned, those active within, examples: drawn
+    at random, none that is among the most activating}.
 
     Raises:
         DataError: no held-out text, or nothing in it but special tokens.
     """
     coder, sites, width = sae.coder, sae.sites, sae.n_latents
-    scan = scan_latents(sae, lm, packer, config.tokens, config.batch_rows, max_norm_ratio)
+    scan = scan_latents(sae, lm, packer, config.tokens, config.batch_rows, sinks)
     shown = min(config.max_features or width, width)
     last = int(scan.documents.max())
     documents = itertools.takewhile(lambda document: document.index <= last, packer.source.documents("heldout"))

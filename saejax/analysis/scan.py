@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from saejax.capture import near
+from saejax.capture import ALL_TOKENS, Sinks
 from saejax.coders import Latents
 from saejax.core.errors import DataError
 from saejax.core.progress import Progress
@@ -72,12 +72,12 @@ def scan_latents(
     packer: Packer,
     tokens: int,
     batch_rows: int,
-    max_norm_ratio: float = 0.0,
+    sinks: Sinks = ALL_TOKENS,
 ) -> Scan:
     """The latents of at least `tokens` kept tokens of the held-out split, from its beginning, or of all there are.
 
-    `sae` has the model's own names for its hook points (`TrainedCoder.at`). Tokens that a capture with `max_norm_ratio`
-    would have dropped are left out. Equal arguments give the same rows again.
+    `sae` has the model's own names for its hook points (`TrainedCoder.at`). The `sinks` are left out.
+    Equal arguments give the same rows again.
 
     Raises:
         DataError: no held-out text, or nothing in it but special tokens.
@@ -88,7 +88,7 @@ def scan_latents(
     def forward(lm_params: Any, tokens: Any, positions: Any, segments: Any, keep: Any) -> Any:
         _, captured = lm.apply(lm_params, tokens, positions, segments, sites.hook_points)
         flat = {name: x_RSD.reshape(-1, x_RSD.shape[-1]) for name, x_RSD in captured.items()}
-        return sites.batch(flat)["x"], near(captured, keep, max_norm_ratio)
+        return sites.batch(flat)["x"], sinks.without(captured, keep, positions)
 
     encode = jax.jit(lambda params, x: coder.encode(params, x).flat())
 

@@ -59,6 +59,18 @@ def other_l0(result: Mapping[str, Any]) -> None:
         say(f"evaluate: {note}")
 
 
+def sinks(metrics: Mapping[str, float]) -> None:
+    """The share of tokens that the figures leave out as sinks, and the figures with them; silent where none were."""
+    if not metrics.get("sinks"):
+        return
+    names = (("fve", "FVE"), ("l0", "L0"), ("loss_recovered", "loss recovered"))
+    of_all = [f"{name} {metrics[f'{key}_with_sinks']:.4g}" for key, name in names if f"{key}_with_sinks" in metrics]
+    say(
+        f"evaluate: {metrics['sinks']:.2%} of the tokens are sinks (capture.drop_first, capture.max_norm_ratio) and "
+        f"left out. With them: {', '.join(of_all)}."
+    )
+
+
 def gates(checked: Sequence["Gate"], warnings: Sequence["Gate"] = ()) -> None:
     """The gates, with advice for those that did not pass, and the warnings beside them."""
     say("gates:")

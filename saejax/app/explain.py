@@ -82,7 +82,7 @@ def run_explain(
     if left:
         named = sae.at(work.lm)
         verify_made_from(work)
-        scan = scan_latents(named, work.lm, work.packer, e.report.tokens, e.report.batch_rows, e.capture.max_norm_ratio)
+        scan = scan_latents(named, work.lm, work.packer, e.report.tokens, e.report.batch_rows, e.capture.sinks)
         how = work.lm.tokenizer.token_strings, examples, judged, e.report.before, e.report.after
         passages, kinds = (lambda feature: feature_passages(scan, feature, *how)), tuple(KINDS) if judged else ()
         enough = [feature for feature in left if len(scan.peaks(feature)) >= _FEWEST]

@@ -126,7 +126,7 @@ def _to_delphi(runs: Sequence[_Source], folder: Path, out: Path, flags: Mapping[
     (run,) = runs
     e, work, model = run.experiment, Workspace(run.experiment), run.experiment.lm.model
     verify_made_from(work)
-    text = (work.lm, work.packer, e.report.tokens, e.report.batch_rows, e.capture.max_norm_ratio)
+    text = (work.lm, work.packer, e.report.tokens, e.report.batch_rows, e.capture.sinks)
     scan = scan_latents(run.sae.at(work.lm), *text)
     rows = int((scan.segments >= 0).any(1).sum())  # those of padding are the last ones
     written = delphi.write_delphi(

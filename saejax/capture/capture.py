@@ -93,17 +93,17 @@ def capture(
 ) -> Captured:
     """Fill the store at `path` with `n_tokens` activations of `split`, continuing where it was.
 
-    bos, special and padding tokens are not stored. Each of several processes captures its share of the parts. The
-    process that finds all parts done completes the store. If a process dies, run its command again, or run any other
-    number of processes.
+    bos, special and padding tokens are not stored, nor are `Sinks`. Each of several processes captures its share of the
+    parts. The process that finds all parts done completes the store. If a process dies, run its command again, or run
+    any other number of processes.
 
     Raises:
-        ConfigError: a hook point or token id that does not exist, a context longer than the model's, a batch that does
-            not divide among the devices where max_norm_ratio makes it count, or more processes than parts.
+        ConfigError: a hook point or token id that does not exist, a context longer than the model's, or more processes
+            than parts.
         DataError: the store belongs to something else, NaN in activations, disk full.
         BusyError: another process is writing one of these parts.
     """
-    check_settings(lm, text, config, mesh)
+    check_settings(lm, text, config)
     parts = process.share(config.parts)
     names = list(expand_hook_points(config.hook_points, lm))
     widths = lm.hook_points()
@@ -190,8 +190,8 @@ class _Filler:
         self.seconds += packing + progress.seconds
 
 
-def check_settings(lm: Model, text: TextConfig, config: CaptureConfig, mesh: Mesh) -> None:
-    """Refuse a context, token ids or batches that the model or the devices cannot have: ConfigError."""
+def check_settings(lm: Model, text: TextConfig, config: CaptureConfig) -> None:
+    """Refuse a context or token ids that the model cannot have: ConfigError."""
     if text.context_length > lm.config.context_length:
         raise ConfigError(
             f"text.context_length is {text.context_length}, but the model reads at most {lm.config.context_length} "
@@ -200,11 +200,6 @@ def check_settings(lm: Model, text: TextConfig, config: CaptureConfig, mesh: Mes
     largest = lm.tokenizer.largest_id
     if unknown := [i for i in config.drop_ids if i > largest]:
         raise ConfigError(f"capture.drop_ids holds {unknown[0]}; the largest id of the tokenizer is {largest}.")
-    if config.max_norm_ratio and rows_for(config.batch_rows, mesh) != config.batch_rows:
-        raise ConfigError(
-            f"capture.batch_rows is {config.batch_rows}, which does not divide among {mesh.shape[DATA]} devices; "
-            "with capture.max_norm_ratio the batch decides what is stored, so choose a multiple."
-        )
 
 
 def rows_for(batch_rows: int, mesh: Mesh) -> int:

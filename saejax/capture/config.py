@@ -4,6 +4,7 @@ import dataclasses
 import math
 from typing import Any
 
+from saejax.capture.sinks import Sinks
 from saejax.core.errors import ConfigError
 from saejax.core.settings import Settings, setting
 from saejax.store import StoreLayout
@@ -49,12 +50,16 @@ class CaptureConfig(Settings, section="capture"):
         "Tokens with these ids are never stored. (bos, other special tokens and padding never are.)",
         low=0,
     )
+    drop_first: int = setting(
+        1,
+        "Tokens at the front of each piece of a text that are never stored, a bos among them. The first reads nothing "
+        "but itself, and many models rest their attention on it; 0 stores it where it is no bos.",
+        low=0,
+    )
     max_norm_ratio: float = setting(
-        0.0,
+        20.0,
         "Tokens whose activation is, at any hook point, longer than so many times the median length are dropped and "
-        "counted; 0 for none. The median is over the tokens to be stored of one batch: the `batch_rows` rows of a "
-        "forward pass, the same ones however often the capture is stopped and on however many devices. So batch_rows "
-        "decides what is stored here, and must divide among the devices.",
+        "counted; 0 for none. The median is over the other tokens of the same packed row that are to be stored.",
         low=0,
     )
     into: str = setting(
@@ -90,8 +95,6 @@ class CaptureConfig(Settings, section="capture"):
             raise ConfigError(
                 f"capture.max_norm_ratio is {self.max_norm_ratio}; it must be 0 (no filter) or a number above 1, as 10."
             )
-        if self.max_norm_ratio and not self.batch_rows:
-            raise ConfigError("capture.max_norm_ratio looks at a batch, so capture.batch_rows must be a number, not 0.")
         if self.into == "training" and self.dtype != StoreLayout.dtype:
             raise ConfigError(f"capture.into=training stores no training activations: leave out dtype={self.dtype}.")
         if self.mesh and (len(self.mesh) != 2 or min(self.mesh) < 1):
@@ -103,19 +106,25 @@ class CaptureConfig(Settings, section="capture"):
             )
         StoreLayout(self.shard_rows, self.chunk_rows)
 
+    @property
+    def sinks(self) -> Sinks:
+        return Sinks(self.drop_first, self.max_norm_ratio)
+
     def layout(self, split: str) -> StoreLayout:
         return StoreLayout(self.shard_rows, self.chunk_rows, self.dtype if split == "train" else StoreLayout.dtype)
 
     @property
     def identity(self) -> dict[str, Any]:
-        """JSON of what decides which tokens are stored; what is left at its default is not in it."""
+        """JSON of what decides which tokens are stored: what leaves none out is not in it."""
         chosen: dict[str, Any] = {}
         if self.last_tokens:
             chosen["last_tokens"] = self.last_tokens
         if self.drop_ids:
             chosen["drop_ids"] = sorted(set(self.drop_ids))
+        if self.drop_first:
+            chosen["drop_first"] = self.drop_first
         if self.max_norm_ratio:
-            chosen["max_norm_ratio"] = {"ratio": self.max_norm_ratio, "batch_rows": self.batch_rows}
+            chosen["max_norm_ratio"] = self.max_norm_ratio
         if self.parts > 1:
             chosen["parts"] = self.parts
         return chosen

@@ -1,12 +1,9 @@
 """Selection of the tokens of a batch that are stored."""
 
 import dataclasses
-import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from saejax.capture.config import CaptureConfig
@@ -38,10 +35,12 @@ def stored(
     counters["dropped_non_finite"] = int(bad.sum())
     keep &= ~bad
     values = {name: np.asarray(value) for name, value in activations.items()}
-    if config.max_norm_ratio:
-        far = outliers(values, keep, config.max_norm_ratio)
-        counters["dropped_outliers"] = int(far.sum())
-        keep &= ~far
+    shape = packed.tokens.shape
+    rows = {name: value.reshape(*shape, -1) for name, value in values.items()}
+    front_RS, massive_RS = config.sinks.among(rows, keep.reshape(shape), packed.positions)
+    for name, sinks_RS in (("dropped_first", front_RS), ("dropped_massive", massive_RS)):
+        counters[name] = int(sinks_RS.sum())
+        keep &= ~sinks_RS.ravel()
     return np.flatnonzero(keep), values, counters
 
 
@@ -58,42 +57,6 @@ def wanted(config: CaptureConfig, packed: PackedRows) -> tuple[np.ndarray, dict[
         counters[name] = int((keep & ~passes).sum())
         keep = keep & passes
     return keep.ravel().copy(), counters
-
-
-def near(activations: Mapping[str, jax.Array], keep_RS: jax.Array, ratio: float) -> jax.Array:
-    """The tokens to keep that are `finite` and not `outliers` among those; pure.
-
-    Activations are {hook point: [R, S, d]}; a ratio of 0 leaves outliers in.
-    """
-    candidates_RS = keep_RS & finite(activations)
-    return candidates_RS & ~outliers(activations, candidates_RS, ratio) if ratio else candidates_RS
-
-
-def outliers(activations: Mapping[str, Any], candidates: Any, ratio: float) -> Any:
-    """||x_n|| > ratio median_m ||x_m|| at any hook point, the median over the candidates m; bool, false for the others.
-
-    Such tokens are few in most models, usually the first of a text, and so far out that they decide a mean squared
-    error by themselves. A median of zero filters nothing.
-
-    Args:
-        activations: hook point -> [..., d].
-        candidates: bool [...], NumPy's (norms are then float64) or JAX's (float32; pure).
-    """
-    xp: Any = np if isinstance(candidates, np.ndarray) else jnp
-    far = xp.zeros_like(candidates)
-    if xp is np and not candidates.any():
-        return far  # NumPy warns of a median of nothing
-    for x in activations.values():
-        squares = xp.square(xp.where(candidates[..., None], x.astype(np.float32), 0))
-        norms = xp.sqrt(squares.sum(-1, dtype=np.float64 if xp is np else np.float32))
-        usual = xp.nanmedian(xp.where(candidates, norms, np.nan))
-        far = far | (candidates & (usual > 0) & (norms > ratio * usual))
-    return far
-
-
-def finite(activations: Mapping[str, jax.Array]) -> jax.Array:
-    """Mask of tokens that are finite at every hook point: {hook point: [..., d]} -> bool [...]. Pure."""
-    return functools.reduce(jnp.logical_and, (jnp.isfinite(x).all(-1) for x in activations.values()))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -326,7 +326,7 @@ def stream_activations(
     Raises:
         ConfigError, DataError: as `capture`, and a journal of other settings.
     """
-    check_settings(lm, text, config, mesh)
+    check_settings(lm, text, config)
     names = list(expand_hook_points(hook_points, lm))
     widths = {name: lm.hook_points()[name] for name in names}
     rows = rows_for(config.batch_rows or lm.rows_that_fit(names, text.context_length), mesh)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from saejax.capture import finite, near
+from saejax.capture import ALL_TOKENS, Sinks, finite
 from saejax.coders import Coder, Sites
 from saejax.core.errors import DataError
 from saejax.core.progress import Progress
@@ -28,10 +28,13 @@ from saejax.evals.reconstruction import (
 )
 from saejax.evals.resampled import CoderSums, Slots, TextSums
 from saejax.evals.similarity import CoActivation, cosine_histogram, firing
-from saejax.evals.splice import Clean, splice_metrics, spliced, unspliced
+from saejax.evals.splice import Clean, splice_metrics, spliced, unspliced, zeroed
 from saejax.lm.forward import Model, compiled
 from saejax.text import PackedRows, Packer
 from saejax.trained import TrainedCoder
+
+# Metrics that are also given of all tokens, the sinks among them.
+WITH_SINKS = ("fve", "l0", "loss_recovered")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,38 +73,37 @@ class Evaluated:
     coactivation: dict[str, Any]
 
 
-def evaluate(
-    sae: TrainedCoder, lm: Model, packer: Packer, config: EvalConfig, max_norm_ratio: float = 0.0
-) -> Evaluated:
+def evaluate(sae: TrainedCoder, lm: Model, packer: Packer, config: EvalConfig, sinks: Sinks = ALL_TOKENS) -> Evaluated:
     """Evaluate a coder on the held-out split, without sampling: the first tokens of it.
 
     The metrics are those of `Reconstruction` over all that is written (the sites' dimensions side by side, the latents
     of all groups together), of `splice`, and gram_rms: `decoder_gram_rms` of all that a latent writes, root mean square
-    over the groups. For several sites also `fve/<hook point>` of each.
+    over the groups. For several sites also `fve/<hook point>` of each. Where the text has sinks also `sinks`, their
+    share of the tokens, and of `WITH_SINKS` the same with the sinks counted and replaced.
 
     Args:
         sae: with the model's own names for its hook points (`TrainedCoder.at`).
-        max_norm_ratio: that of the capture: tokens which it would have dropped (by the median of batches of
-            config.batch_rows here) are neither counted nor replaced.
+        sinks: those of the capture. They are neither counted nor replaced.
     """
-    return evaluate_together([sae], lm, packer, config, max_norm_ratio)[0]
+    return evaluate_together([sae], lm, packer, config, sinks)[0]
 
 
 def evaluate_together(
-    saes: Sequence[TrainedCoder], lm: Model, packer: Packer, config: EvalConfig, max_norm_ratio: float = 0.0
+    saes: Sequence[TrainedCoder], lm: Model, packer: Packer, config: EvalConfig, sinks: Sinks = ALL_TOKENS
 ) -> list[Evaluated]:
     """`evaluate` of coders that read and write the same hook points, with the same metrics to the last bit.
 
-    What the model does without them is computed once: of n coders n + 2 forward passes of a batch, not 3 n. The weights
-    of all are in memory together.
+    What the model does without them is computed once: of n coders n + 2 forward passes of a batch, not 3 n; 2 n + 3 of
+    one with sinks. The weights of all are in memory together.
     """
     (sites,) = {sae.sites for sae in saes}
 
     # Compiled before the clock starts.
     blank = _arrays(packer.blank(config.batch_rows))
-    run = compiled(lm, clean_run(lm, sites, max_norm_ratio), lm.params, blank)
+    run = compiled(lm, clean_run(lm, sites, sinks), lm.params, blank)
     clean = run(lm.params, blank)[1]
     parts = [_Part(sae, lm, clean, blank, config) for sae in saes]
+    with_sinks = _WithSinks(lm, sites)
     totals: dict[str, float] = {}
     with tempfile.TemporaryFile() as file, Progress("evaluate", config.tokens) as progress:
         read = ReadText(packer, config.batch_rows, config.tokens)
@@ -112,9 +114,10 @@ def evaluate_together(
             _add(totals, sums)
             keep, losses = np.asarray(clean["keep"]).ravel(), _by_token(clean["losses"])
             _add(totals, {name: losses[name].sum(dtype=np.float64) for name in losses if name != "predicted"})
+            whole = with_sinks.add(clean, arrays, bool(sums["sinks"]))
             slots = text.add(packed, codes, _written_values(sites, clean["captured"]), keep, losses)
             for part in parts:
-                part.add(clean, arrays, slots, keep)
+                part.add(clean, arrays, slots, keep, whole)
             progress.advance(n_kept)
             if progress.tokens >= config.tokens:
                 break
@@ -125,21 +128,23 @@ def evaluate_together(
             )
         if not totals.get("predicted") or not progress.tokens:
             raise DataError("There is no held-out text. Raise text.heldout_fraction or give more documents.")
-        results = [part.evaluated(totals, text) for part in parts]
+        results = [part.evaluated(totals, text, with_sinks.totals) for part in parts]
         seconds = progress.seconds / len(parts)
         return [dataclasses.replace(result, seconds=seconds) for result in results]
 
 
-def clean_run(lm: Model, sites: Sites, max_norm_ratio: float) -> Callable[[Any, dict[str, jax.Array]], Any]:
+def clean_run(lm: Model, sites: Sites, sinks: Sinks) -> Callable[[Any, dict[str, jax.Array]], Any]:
     """(model's parameters, packed rows) -> (sums, what every coder of these sites needs of them). Pure."""
 
     def alone(lm_params: Any, packed: dict[str, jax.Array]) -> Any:
         def keep(captured: dict[str, jax.Array]) -> jax.Array:
-            return near(captured, packed["keep"], max_norm_ratio)
+            return sinks.without(captured, packed["keep"], packed["positions"])
 
         sums, clean = unspliced(lm, lm_params, sites, keep, packed)
-        bad = (packed["keep"] & ~finite(clean["captured"])).sum()
-        return sums | {"non_finite": sums["unpredicted"] + bad}, clean
+        clean["with_sinks"] = packed["keep"] & finite(clean["captured"])
+        bad = (packed["keep"] & ~clean["with_sinks"]).sum()
+        left_out = (clean["with_sinks"] & ~clean["keep"]).sum()
+        return sums | {"non_finite": sums["unpredicted"] + bad, "sinks": left_out}, clean
 
     return alone
 
@@ -179,6 +184,30 @@ def _sides(sites: Sites) -> tuple[str, ...]:
     return ("all", *sites.writes) if sites.stacked else ("all",)
 
 
+class _WithSinks:
+    """The model with zeros at all tokens, sinks too: a forward pass for each batch that has some.
+
+    Attributes:
+        totals: the sum of "ce_zero", where there is a loss.
+    """
+
+    def __init__(self, lm: Model, sites: Sites):
+        self._lm, self._zeroed = lm, functools.partial(zeroed, lm, sites)
+        self._run: Callable[..., Any] | None = None
+        self.totals: dict[str, float] = {}
+
+    def add(self, clean: Clean, packed: dict[str, jax.Array], some: bool) -> Clean | None:
+        """`clean` of a batch with its sinks among the tokens to keep; None where it has none."""
+        whole = clean | {"keep": clean["with_sinks"]}
+        losses = clean["losses"]
+        if "ce_zero" in losses:
+            if some:
+                self._run = self._run or compiled(self._lm, self._zeroed, self._lm.params, whole, packed)
+                losses = losses | {"ce_zero": self._run(self._lm.params, whole, packed)}
+            _add(self.totals, {"ce_zero": np.asarray(losses["ce_zero"]).sum(dtype=np.float64)})
+        return whole if some else None
+
+
 class _Part:
     """One coder's part of an evaluation: its program, and its sums so far."""
 
@@ -188,27 +217,40 @@ class _Part:
         self._names = _sides(sae.sites)
         self._reconstructions = {name: Reconstruction() for name in self._names}
         self._totals: dict[str, float] = {}
+        self._with_sinks, self._totals_with_sinks = Reconstruction(), dict[str, float]()
         self._run = compiled(lm, spliced_run(lm, sae.coder, sae.sites), self._weights, lm.params, clean, packed)
         self._resampled = CoderSums()
         self._together = CoActivation(sae.n_latents, packed["tokens"].size, config.tokens)
 
-    def add(self, clean: Clean, packed: dict[str, jax.Array], slots: Slots, keep_B: np.ndarray) -> None:
+    def add(
+        self, clean: Clean, packed: dict[str, jax.Array], slots: Slots, keep_B: np.ndarray, whole: Clean | None
+    ) -> None:
+        """Add a batch; `whole` is `clean` with its sinks among the tokens to keep, None where it has none."""
         sums, tokens, bits, losses, error_BR = self._run(self._weights, self._lm.params, clean, packed)
         by_token = _by_token(losses)
-        _add(self._totals, {name: value.sum(dtype=np.float64) for name, value in by_token.items()})
+        _add(self._totals, _summed(losses))
         for name, part in sums.items():
             self._reconstructions[name].add(part)
         self._resampled.add(slots, error_BR, keep_B, {**tokens, **by_token})
         self._together.add(np.asarray(bits), keep_B)
+        if whole is not None:
+            sums, _, _, losses, _ = self._run(self._weights, self._lm.params, whole, packed)
+        self._with_sinks.add(sums["all"])
+        _add(self._totals_with_sinks, _summed(losses))
 
     @property
     def n_tokens(self) -> int:
         return int(self._reconstructions["all"].sums["n"])
 
-    def evaluated(self, totals: dict[str, float], text: TextSums) -> Evaluated:
+    def evaluated(self, totals: dict[str, float], text: TextSums, zeros_with_sinks: dict[str, float]) -> Evaluated:
         whole, n_tokens = self._reconstructions["all"], self.n_tokens
         metrics = whole.metrics() | {name: float(v) for name, v in splice_metrics(totals | self._totals).items()}
         metrics |= {f"fve/{name}": self._reconstructions[name].metrics()["fve"] for name in self._names[1:]}
+        if totals["sinks"]:
+            losses = splice_metrics(totals | zeros_with_sinks | self._totals_with_sinks)
+            of_all = self._with_sinks.metrics() | {name: float(value) for name, value in losses.items()}
+            metrics["sinks"] = totals["sinks"] / float(self._with_sinks.sums["n"])
+            metrics |= {f"{name}_with_sinks": of_all[name] for name in WITH_SINKS if name in of_all}
         decoders = self._sae.coder.topology.decoder_rows(self._weights)
         metrics["gram_rms"] = float(np.sqrt(np.mean(np.square([decoder_gram_rms(np.asarray(d)) for d in decoders]))))
         documents, breakdown = self._resampled.against(text, self._sae.sites.writes, metrics, whole)
@@ -228,6 +270,10 @@ class _Part:
 def _add(totals: dict[str, float], sums: Any) -> None:
     for name, value in jax.device_get(sums).items():
         totals[name] = totals.get(name, 0.0) + float(value)
+
+
+def _summed(losses: Mapping[str, jax.Array]) -> dict[str, float]:
+    return {name: np.asarray(value).sum(dtype=np.float64) for name, value in losses.items()}
 
 
 def _in_blocks(function: Callable[..., tuple[Any, Any]], arrays: tuple[jax.Array, ...], most: int) -> tuple[Any, Any]:

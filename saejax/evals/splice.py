@@ -55,10 +55,14 @@ def unspliced(
     clean["losses"]["predicted"] = clean["predicted"].astype(jnp.float32)
     clean["losses"]["ce_clean"] = _cross_entropy(clean["log_p"], clean, packed)
     if lm.measures_loss(sites.writes):
-        zeros = {name: jnp.zeros_like(captured[name]) for name in sites.writes}
-        log_q_RSV = _log_probabilities(lm, lm_params, sites, zeros, clean, packed)
-        clean["losses"]["ce_zero"] = _cross_entropy(log_q_RSV, clean, packed)
+        clean["losses"]["ce_zero"] = zeroed(lm, sites, lm_params, clean, packed)
     return sums, clean
+
+
+def zeroed(lm: Model, sites: Sites, lm_params: Any, clean: Clean, packed: dict[str, jax.Array]) -> jax.Array:
+    """-log p_zero(next token) [R, S - 1], with zeros in place of what is kept; 0 for other tokens. Pure."""
+    zeros = {name: jnp.zeros_like(clean["captured"][name]) for name in sites.writes}
+    return _cross_entropy(_log_probabilities(lm, lm_params, sites, zeros, clean, packed), clean, packed)
 
 
 def spliced(

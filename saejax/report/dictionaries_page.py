@@ -22,6 +22,7 @@ _COLUMNS: Columns = (
     ("L0", "l0", ".1f"),
     ("FVE", "fve", ".4f"),
     ("95 %", "fve_interval", ""),
+    ("FVE with sinks", "fve_with_sinks", ".4f"),
     ("loss recovered", "loss_recovered", ".4f"),
     ("95 %", "loss_recovered_interval", ""),
     ("CE", "ce_sae", ".4f"),

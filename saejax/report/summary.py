@@ -105,12 +105,16 @@ def _tiles(run: RunFiles) -> list[dict[str, Any]]:
     """The headline numbers: from the evaluation where it has them, else the latest validation or training."""
     tiles = []
     density = (run.evaluation or {}).get("density") or {}
+    metrics = (run.evaluation or {}).get("metrics") or {}
     for label, kinds, hint in _TILES:
         name, value, source = _headline(run, tuple(kinds))
         of = None
         if "dead" in kinds and is_number(density.get("dead")):
             name, value, source = "dead", density["dead"], "evaluation"
             of = sum(density["counts"]) + density["dead"]
+        if is_number(of_all := metrics.get(f"{name}_with_sinks")):
+            written = f"{of_all:.2%}" if kinds[name] == "percent" else f"{of_all:.4g}"
+            hint += f"; {written} with the sinks, {metrics['sinks']:.2%} of the tokens"
         tiles.append({"label": label, "value": value, "kind": kinds[name], "of": of, "hint": hint, "source": source})
     return tiles
 

@@ -6,14 +6,15 @@ from saejax.core.config import shortened
 from saejax.store.commits import part_states
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import Manifest, flatten
-from saejax.store.reader import any_manifest, committed_rows
+from saejax.store.norms import norm_lines
+from saejax.store.reader import StoreReader, any_manifest, committed_rows
 from saejax.store.space import bytes_on_disk, predicted_bytes
 
 _LONGEST_LINE = 100
 
 
 def describe(path: str | os.PathLike[str]) -> list[str]:
-    """Lines about the store at `path`; reads only its manifest and the names of its commits.
+    """Lines about the store at `path`; reads its manifest, the names of its commits and its first rows.
 
     Rows and progress (of each part if there are several), bytes, layout, hook points with widths and statistics
     (of a complete store), counters, and every key of the identity: model, revision, text, split, hashes.
@@ -33,6 +34,8 @@ def describe(path: str | os.PathLike[str]) -> list[str]:
     lines.append(f"  numbers: {layout.dtype}{', one scale a row' * (layout.dtype == 'int8')}")
     for name, width in header.hook_points.items():
         lines.append(f"  hook point {name}: width {width}{_moments(manifest, name)}")
+    if manifest.complete:
+        lines += norm_lines(StoreReader.open(path))
     lines += [f"  {key}: {shortened(value, _LONGEST_LINE)}" for key, value in flatten(header.identity).items()]
     lines += [f"  counted {name}: {count:,}" for name, count in (manifest.counters or {}).items()]
     return lines
@@ -66,5 +69,6 @@ def _moments(manifest: Manifest, name: str) -> str:
     norm_of_mean = float((s.mean * s.mean).sum()) ** 0.5
     return (
         f", mean norm {s.mean_norm:.6g}, root mean square norm {s.mean_squared_norm**0.5:.6g}, "
-        f"norm of the mean {norm_of_mean:.6g}, total variance {s.total_variance:.6g}"
+        f"norm of the mean {norm_of_mean:.6g}, total variance {s.total_variance:.6g}, "
+        f"mean over spread {norm_of_mean / max(s.total_variance, 1e-300) ** 0.5:.3g}"
     )

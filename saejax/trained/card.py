@@ -8,7 +8,9 @@ from typing import Any
 _FIGURES = {
     "l0": "L0, latents that fire for a token",
     "fve": "FVE, fraction of variance explained",
+    "fve_with_sinks": "FVE, sinks counted",
     "loss_recovered": "loss recovered",
+    "loss_recovered_with_sinks": "loss recovered, sinks replaced",
     "ce_clean": "cross-entropy of the model, nats",
     "ce_sae": "cross-entropy with the reconstruction, nats",
     "kl": "KL divergence of the predictions, nats",

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny import replaced, tiny_experiment
@@ -16,8 +17,8 @@ from tiny.by_hand import BOS, HOOK, ROW, SPECIAL, documents, source, tiny_lm
 import saejax
 from saejax.app.stages import run_capture as run_stage
 from saejax.app.workspace import Workspace
-from saejax.capture import CaptureConfig, capture, expand_hook_points, store_identity
-from saejax.capture.selection import outliers
+from saejax.capture import CaptureConfig, Sinks, capture, expand_hook_points, store_identity
+from saejax.capture.sinks import outliers
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm import LanguageModel
 from saejax.lm.pair import ModelPair
@@ -108,35 +109,78 @@ def test_ids_that_are_never_stored(everything: Path, tmp_path: Path, lm: Languag
 
 
 def test_outliers_by_hand() -> None:
-    x = np.array([[3.0, 4.0], [0.0, 4.9], [30.0, 40.0], [5.1, 0.0], [900.0, 0.0]], np.float32)
-    candidates = np.array([True, True, True, True, False])
-    assert outliers({"a": x}, candidates, 9.0).tolist() == [False, False, True, False, False]
-    assert outliers({"a": x}, candidates, 11.0).tolist() == [False] * 5, "the median is 5.05"
+    x = np.array([[3.0, 4.0], [0.0, 4.9], [30.0, 40.0], [5.1, 0.0], [900.0, 0.0]], np.float32)[None]
+    candidates = np.array([[True, True, True, True, False]])
+
+    def far(activations: dict[str, np.ndarray], ratio: float, here: np.ndarray = candidates) -> list[list[bool]]:
+        result = outliers(activations, here, ratio)
+        on_device = outliers(
+            {name: jnp.asarray(value) for name, value in activations.items()}, jnp.asarray(here), ratio
+        )
+        np.testing.assert_array_equal(on_device, result)
+        assert isinstance(result, np.ndarray)
+        return result.tolist()  # type: ignore[no-any-return]  # NumPy types tolist as Any
+
+    assert far({"a": x}, 9.7) == [[False, False, True, False, False]]
+    assert far({"a": x}, 10.3) == [[False] * 5], "the lower median is 5.0"
     # At any hook point.
-    second = np.where(np.arange(5)[:, None] == 1, 99.0, 1.0) * np.ones((5, 2), np.float32)
-    assert outliers({"a": x, "b": second}, candidates, 9.0).tolist() == [False, True, True, False, False]
-    assert not outliers({"a": np.zeros((5, 2), np.float32)}, candidates, 2.0).any()
-    assert not outliers({"a": x}, np.zeros(5, bool), 2.0).any()
+    second = np.where(np.arange(5)[:, None] == 1, 99.0, 1.0) * np.ones((1, 5, 2), np.float32)
+    assert far({"a": x, "b": second}, 9.0) == [[False, True, True, False, False]]
+    assert far({"a": np.zeros((1, 5, 2), np.float32)}, 2.0) == [[False] * 5]
+    assert far({"a": x}, 2.0, np.zeros((1, 5), bool)) == [[False] * 5]
+    # Each row has a median of its own, and what is no candidate may be anything.
+    rows = np.concatenate([x, 100 * x, np.full_like(x, np.nan)])
+    expected = [[False, False, True, False, False]] * 2 + [[False] * 5]
+    assert far({"a": rows}, 9.0, np.concatenate([candidates, candidates, np.zeros((1, 5), bool)])) == expected
 
 
-def test_the_filter_leaves_out_what_is_far_from_its_batch(everything: Path, tmp_path: Path, lm: LanguageModel) -> None:
+def test_sinks_are_what_stands_first_and_what_is_massive() -> None:
+    x = np.array([[90.0], [1.0], [1.2], [50.0], [0.9], [80.0], [1.1]], np.float32)[None]
+    positions, candidates = np.array([[0, 1, 2, 3, 4, 0, 1]]), np.array([[False, True, True, True, True, True, True]])
+    front, massive = Sinks(1, 20.0).among({"a": x}, candidates, positions)
+    assert np.flatnonzero(front).tolist() == [5] and np.flatnonzero(massive).tolist() == [3]
+    front, massive = Sinks(2, 0.0).among({"a": x}, candidates, positions)
+    assert np.flatnonzero(front).tolist() == [1, 5, 6] and not massive.any()
+    keep = Sinks(1, 20.0).without({"a": jnp.asarray(x).at[0, 2].set(jnp.nan)}, jnp.asarray(candidates), positions)
+    assert np.flatnonzero(keep).tolist() == [1, 4, 6]
+
+
+def test_the_first_tokens_of_a_text_are_left_out(everything: Path, tmp_path: Path, lm: LanguageModel) -> None:
+    """The bos of this model stands first, so that the default leaves out no more than it."""
+    assert stored(everything)["position"].min() == 1 and counters(everything)["dropped_first"] == 0
+    run(tmp_path / "s", lm, config=dataclasses.replace(CAPTURE, drop_first=3))
+    kept = Counter({row: n for row, n in rows_of(everything).items() if row[1] >= 3})
+    assert rows_of(tmp_path / "s") == kept
+    assert counters(tmp_path / "s")["dropped_first"] == rows_of(everything).total() - kept.total() > 0
+    # Without a bos the first is a token of the text.
+    text = dataclasses.replace(TEXT, prepend_bos=False)
+    for first in (0, 1):
+        config = dataclasses.replace(CAPTURE, drop_first=first)
+        mesh = make_mesh(ParallelConfig((1, 1)))
+        path = tmp_path / f"bare{first}"
+        capture(path, lm, source(documents()), text, config, mesh, split="heldout", n_tokens=9999, seed=0)
+        assert stored(path)["position"].min() == first
+
+
+def test_the_filter_leaves_out_what_is_far_from_its_row(everything: Path, tmp_path: Path, lm: LanguageModel) -> None:
     config = dataclasses.replace(CAPTURE, max_norm_ratio=1.2)
     run(tmp_path / "s", lm, config=config)
     packer, wanted = Packer(source(documents()), lm.tokenizer, ROW), 0
     for batch in packer.batches("heldout", 4):
         _, acts = lm.run(batch.tokens, batch.positions, batch.segments, capture=[HOOK, OTHER])
-        norms = [np.linalg.norm(np.asarray(acts[name]), axis=-1)[batch.keep] for name in (HOOK, OTHER)]
-        wanted += int(np.logical_and.reduce([n <= 1.2 * np.median(n) for n in norms]).sum())
+        norms = [np.linalg.norm(np.asarray(acts[name]), axis=-1) for name in (HOOK, OTHER)]
+        for row, keep in enumerate(batch.keep):
+            usual = [np.sort(n[row][keep])[(keep.sum() - 1) // 2] if keep.any() else 0 for n in norms]
+            near = [n[row][keep] <= 1.2 * median for n, median in zip(norms, usual, strict=True)]
+            wanted += int(np.logical_and.reduce(near).sum())
     found = rows_of(tmp_path / "s")
     assert not found - rows_of(everything)
     # bfloat16 may move a token over the bar.
     assert found.total() == pytest.approx(wanted, abs=3) and found.total() < rows_of(everything).total() - 20
-    assert counters(tmp_path / "s")["dropped_outliers"] == rows_of(everything).total() - found.total()
-    # The batch is the forward pass's, on however many devices.
-    run(tmp_path / "devices", lm, devices=4, config=config)
-    assert counters(tmp_path / "devices") == counters(tmp_path / "s")
-    with pytest.raises(ConfigError, match=r"batch_rows is 4, which does not divide among 8 devices"):
-        run(tmp_path / "eight", lm, devices=8, config=config)
+    assert counters(tmp_path / "s")["dropped_massive"] == rows_of(everything).total() - found.total()
+    # However many rows are in a batch, and on however many devices.
+    run(tmp_path / "devices", lm, devices=8, config=dataclasses.replace(config, batch_rows=3))
+    assert counters(tmp_path / "devices")["dropped_massive"] == counters(tmp_path / "s")["dropped_massive"]
 
 
 def test_a_filtered_capture_that_was_stopped_leaves_the_same_store(
@@ -158,11 +202,10 @@ def test_a_filtered_capture_that_was_stopped_leaves_the_same_store(
     with pytest.raises(KeyboardInterrupt):
         run(stopped, lm, config=config)
     monkeypatch.undo()
-    # Smaller batches would have other medians.
     with pytest.raises(
-        DataError, match=r"made for something else:(.|\n)*batch_rows: the store has 2, this run wants 1"
+        DataError, match=r"made for something else:(.|\n)*max_norm_ratio: the store has 1.3, this run wants 20"
     ):
-        run(stopped, lm, config=dataclasses.replace(config, batch_rows=1))
+        run(stopped, lm, config=dataclasses.replace(config, max_norm_ratio=20.0))
     assert 0 < run(stopped, lm, config=config).tokens < rows_of(whole).total()
     assert counters(stopped) == counters(whole)
     want, got = stored(whole), stored(stopped)
@@ -172,7 +215,7 @@ def test_a_filtered_capture_that_was_stopped_leaves_the_same_store(
 
 def test_what_decides_the_rows_decides_the_store(everything: Path, lm: LanguageModel) -> None:
     before = {p: p.read_bytes() for p in everything.rglob("*") if p.is_file()}
-    for changes in ({"last_tokens": 3}, {"drop_ids": (5,)}, {"max_norm_ratio": 9.0}):
+    for changes in ({"last_tokens": 3}, {"drop_ids": (5,)}, {"drop_first": 0}, {"max_norm_ratio": 9.0}):
         with pytest.raises(DataError, match=rf"made for something else:(.|\n)*{next(iter(changes))}"):
             run(everything, lm, config=dataclasses.replace(CAPTURE, **changes))
     assert {p: p.read_bytes() for p in everything.rglob("*") if p.is_file()} == before
@@ -181,7 +224,9 @@ def test_what_decides_the_rows_decides_the_store(everything: Path, lm: LanguageM
         return store_identity(lm, source([]), text, "train", config)
 
     # Settings that change no row, or are left as they were, keep the stores there are.
-    assert set(identity(CAPTURE)) == {"lm", "text", "split", "heldout_fraction", "context_length", "prepend_bos"}
+    always = {"lm", "text", "split", "heldout_fraction", "context_length", "prepend_bos"}
+    assert set(identity(CAPTURE)) == always | {"drop_first", "max_norm_ratio"}
+    assert set(identity(dataclasses.replace(CAPTURE, drop_first=0, max_norm_ratio=0.0))) == always
     assert identity(dataclasses.replace(CAPTURE, batch_rows=8, tokens=5)) == identity(CAPTURE)
     assert identity(CAPTURE, dataclasses.replace(TEXT, pack=True)) == identity(CAPTURE)
     assert identity(CAPTURE, dataclasses.replace(TEXT, pack=False)) != identity(CAPTURE)

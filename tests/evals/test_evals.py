@@ -35,7 +35,7 @@ from tiny.by_hand import (
 )
 
 from saejax.capture import CaptureConfig, SelectingPacker
-from saejax.capture.selection import outliers
+from saejax.capture.sinks import outliers
 from saejax.coders import Coder, CoderConfig, Latents, Sites, build
 from saejax.core.errors import ConfigError, DataError
 from saejax.evals import (
@@ -398,23 +398,31 @@ def test_evaluate_looks_at_the_tokens_that_a_capture_stores(
 ) -> None:
     coder, params = coder_and_params("topk", lm.config.d_model)
     drop = int(packed.tokens[packed.keep][0])
-    selection = CaptureConfig(last_tokens=6, drop_ids=(drop,), max_norm_ratio=1.05)
+    selection = CaptureConfig(last_tokens=6, drop_ids=(drop,), max_norm_ratio=1.05, drop_first=3)
     plain = Packer(source(documents()), lm.tokenizer, ROW)
     packer = SelectingPacker(**vars(plain), selection=selection)
     config = EvalConfig(tokens=10**6, batch_rows=len(packed.tokens))
-    got = evaluate(TrainedCoder(coder, params, SITES), lm, packer, config, selection.max_norm_ratio)
+    got = evaluate(TrainedCoder(coder, params, SITES), lm, packer, config, selection.sinks)
 
     flat_x = clean.reshape(-1, clean.shape[-1])
     keep = packed.keep & (packed.tokens != drop) & (packed.to_end < 6)
-    far = outliers({HOOK: flat_x}, keep.ravel(), 1.05).reshape(keep.shape)
-    assert 0 < far.sum() < keep.sum() < packed.keep.sum()
-    packed = dataclasses.replace(packed, keep=keep & ~far)
+    front = keep & (packed.positions < 3)
+    far = outliers({HOOK: clean}, keep & ~front, 1.05)
+    assert 0 < far.sum() < keep.sum() < packed.keep.sum() and front.any()
+    everything, packed = dataclasses.replace(packed, keep=keep), dataclasses.replace(packed, keep=keep & ~far & ~front)
     f = numpy_latents("topk", params, flat_x.astype(np.float64))
     flat_x_hat = f @ params["W_dec"].astype(np.float64) + params["b_dec"]
     flat = Batch(flat_x, flat_x_hat, Latents(jnp.asarray(f), None, 40), f, packed.keep.ravel())
     want = oracle([flat]) | splice_oracle(lm, packed, {HOOK: flat_x_hat.reshape(clean.shape)})
     want["gram_rms"] = decoder_gram_rms(params["W_dec"])
+    # The same figures of all tokens, the sinks among them.
+    flat = dataclasses.replace(flat, keep=everything.keep.ravel())
+    whole = oracle([flat]) | splice_oracle(lm, everything, {HOOK: flat_x_hat.reshape(clean.shape)})
+    want |= {f"{name}_with_sinks": whole[name] for name in ("fve", "l0", "loss_recovered")}
+    want["sinks"] = 1 - packed.keep.sum() / keep.sum()
     assert got.metrics == pytest.approx(want, rel=1e-3)
+    assert abs(want["fve"] - want["fve_with_sinks"]) > 1e-3
+    assert abs(want["loss_recovered"] - want["loss_recovered_with_sinks"]) > 1e-3
     assert got.tokens == packed.keep.sum()
 
 

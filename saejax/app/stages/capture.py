@@ -11,6 +11,7 @@ from saejax.lm import EMBEDDED
 from saejax.parallel import local_mesh, this_process
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import Manifest, read_manifest
+from saejax.store.norms import sink_lines
 from saejax.text import SPLITS
 from saejax.text.agreement import disagreement
 
@@ -55,6 +56,9 @@ def run_capture(work: Workspace) -> None:
                 }
             e.run.record_stage(f"capture {split}", done.tokens, done.seconds, **pace)
         console.captured(split, path, done, n_tokens, e.capture.parts)
+        if not done.already_complete and not done.missing:
+            for line in sink_lines(path):
+                console.say(line)
 
 
 def _refuse_text(work: Workspace, made: Mapping[str, Manifest | None]) -> None:

@@ -139,7 +139,7 @@ def _evaluate_together(work: Workspace, together: list[_Opened]) -> list[dict[st
     for one in together:
         console.say(f"{one.folder.name}: {one.sae}")
     saes = [one.sae for one in together]
-    all_done = evaluate_together(saes, work.lm, work.packer, e.eval, e.capture.max_norm_ratio)
+    all_done = evaluate_together(saes, work.lm, work.packer, e.eval, e.capture.sinks)
     for one, done in zip(together, all_done, strict=True):
         done.documents.save(Run(one.folder).documents)
         described = {key: value for key, value in one.sae.describe().items() if key != "figures"}
@@ -167,10 +167,11 @@ def _finished(work: Workspace, one: _Opened, content: dict[str, Any], redo: bool
         write_json(path, judged)
     console.non_finite(judged["non_finite_tokens"])
     console.other_l0(judged)
+    console.sinks(judged["metrics"])
     if report:
 
         def collect() -> dict[str, Any]:
-            content, _, _ = collect_features(one.sae, work.lm, work.packer, e.report, e.capture.max_norm_ratio)
+            content, _, _ = collect_features(one.sae, work.lm, work.packer, e.report, e.capture.sinks)
             return content | {"step": one.sae.step, "sha256": one.decided["sha256"]}
 
         write_page(one.folder, one.decided | {"report": to_json(e.report)}, collect, redo)

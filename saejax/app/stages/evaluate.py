@@ -1,5 +1,6 @@
 """The stage after training: held-out text -> eval.json, documents.npz and the gates."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -37,6 +38,7 @@ def run_evaluate(work: Workspace, redo: bool = False) -> int:
     result = made(e.run.evaluation, of, evaluate_run, redo, "evaluate", console.say)
     console.non_finite(result["non_finite_tokens"])
     console.other_l0(result)
+    console.sinks(result["metrics"])
     gates = [Gate.from_json(gate) for gate in result["gates"]]
     console.gates(gates, [Gate.from_json(warning) for warning in result["warnings"]])
     return 0 if ends_well(gates) else 1
@@ -44,7 +46,8 @@ def run_evaluate(work: Workspace, redo: bool = False) -> int:
 
 def _deciding(e: Experiment) -> dict[str, Any]:
     """The settings that eval.json depends on. How often a run is tried again says nothing of its figures."""
-    return {"eval": to_json(e.eval), "gates": {key: bar for key, bar in to_json(e.gates).items() if key != "retries"}}
+    gates = {key: bar for key, bar in to_json(e.gates).items() if key != "retries"}
+    return {"eval": to_json(e.eval), "sinks": dataclasses.asdict(e.capture.sinks), "gates": gates}
 
 
 def stale(e: Experiment) -> bool:
@@ -56,7 +59,7 @@ def stale(e: Experiment) -> bool:
 def _evaluate_run(work: Workspace, sae: TrainedCoder) -> dict[str, Any]:
     """The content of eval.json beside what it was made from."""
     e, sae, made_from = work.experiment, sae.at(work.lm), work.verify_text_and_model()
-    done = evaluate(sae, work.lm, work.packer, e.eval, e.capture.max_norm_ratio)
+    done = evaluate(sae, work.lm, work.packer, e.eval, e.capture.sinks)
     done.documents.save(e.run.documents)
     record_provenance(e.run, made_from, console.say)
     e.run.record_stage("evaluate", done.tokens, done.seconds)

@@ -31,7 +31,7 @@ def run_report(work: Workspace, redo: bool = False) -> Path:
 
     def collect() -> dict[str, Any]:
         named, made_from = sae.at(work.lm), work.verify_text_and_model()
-        content, tokens, seconds = collect_features(named, work.lm, work.packer, e.report, e.capture.max_norm_ratio)
+        content, tokens, seconds = collect_features(named, work.lm, work.packer, e.report, e.capture.sinks)
         record_provenance(e.run, made_from, console.say)
         e.run.record_stage("features", tokens, seconds)
         return content | of
