@@ -9,6 +9,7 @@ statistic after the last, b on one device. Exits with 1 where one is above 1e-5,
 """
 
 import argparse
+import concurrent.futures
 import dataclasses
 import functools
 import multiprocessing
@@ -268,15 +269,15 @@ def learned(name: str) -> str:
     return f"| {name} | {cells} |"
 
 
-def compared(name: str, elsewhere: dict[tuple[str, Place], Trained]) -> tuple[str, bool]:
-    """(a line of the table, whether all of it holds)"""
+def compared(name: str, elsewhere: dict[tuple[str, Place], Trained]) -> tuple[str, bool, str]:
+    """(a line of the table, whether all of it holds, what the coder `learned`)"""
     want, cells, good = trained(name), [], True
     for place in PLACES:
         got = elsewhere.get((name, place)) or trained(name, place)
         same, apart = same_l0(got, want), difference(got, want)
         good &= same and apart <= LIMIT
         cells.append(f"{apart:.0e}" if same else f"{apart:.0e}, another L0")
-    return f"| {name} | {' | '.join(cells)} |", good
+    return f"| {name} | {' | '.join(cells)} |", good, learned(name)
 
 
 def main() -> None:
@@ -291,13 +292,15 @@ def main() -> None:
     jobs = [(name, place) for name in names for place in PLACES if place.processes > 1]
     elsewhere = dict(zip(jobs, trained_by(2, jobs), strict=True))
     lines = ["| coder | " + " | ".join(map(str, PLACES)) + " |", "|---|" + "---|" * len(PLACES)]
-    all_good = True
-    for name in names:
-        line, good = compared(name, elsewhere)
-        lines.append(line)
-        all_good &= good
-        print(line, flush=True)
-        jax.clear_caches()  # programs of all coders together are more memory maps than a process may have
+    all_good, of_coders = True, []
+    # The programs of all coders together are more memory maps than a process may have (vm.max_map_count).
+    alone = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, alone, devices, (8,), max_tasks_per_child=1) as pool:
+        for line, good, of_coder in pool.map(compared, names, [elsewhere] * len(names)):
+            lines.append(line)
+            of_coders.append(of_coder)
+            all_good &= good
+            print(line, flush=True)
     what = [
         "| coder | first loss | last loss | L0 | most dead | AuxK's branches | least moved |",
         "|---|---|---|---|---|---|---|",
@@ -308,7 +311,7 @@ def main() -> None:
         f"jax {jax.__version__}, {time.time() - started:,.0f} s",
         size=f"{STEPS} steps of plain SGD, batch {B}, width {D}, {F} latents (a layer), k {K}",
         differences="\n".join(lines),
-        learned="\n".join([*what, *map(learned, names)]),
+        learned="\n".join([*what, *of_coders]),
     )
     print(text)
     if asked.output:

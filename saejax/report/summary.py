@@ -106,7 +106,8 @@ def _tiles(run: RunFiles) -> list[dict[str, Any]]:
     tiles = []
     density = (run.evaluation or {}).get("density") or {}
     metrics = (run.evaluation or {}).get("metrics") or {}
-    for label, kinds, hint in _TILES:
+    for label, kinds, what in _TILES:
+        hint = what
         name, value, source = _headline(run, tuple(kinds))
         of = None
         if "dead" in kinds and is_number(density.get("dead")):
@@ -114,7 +115,7 @@ def _tiles(run: RunFiles) -> list[dict[str, Any]]:
             of = sum(density["counts"]) + density["dead"]
         if is_number(of_all := metrics.get(f"{name}_with_sinks")):
             written = f"{of_all:.2%}" if kinds[name] == "percent" else f"{of_all:.4g}"
-            hint += f"; {written} with the sinks, {metrics['sinks']:.2%} of the tokens"
+            hint = f"{hint}; {written} with the sinks, {metrics['sinks']:.2%} of the tokens"
         tiles.append({"label": label, "value": value, "kind": kinds[name], "of": of, "hint": hint, "source": source})
     return tiles
 

@@ -114,10 +114,8 @@ def test_outliers_by_hand() -> None:
 
     def far(activations: dict[str, np.ndarray], ratio: float, here: np.ndarray = candidates) -> list[list[bool]]:
         result = outliers(activations, here, ratio)
-        on_device = outliers(
-            {name: jnp.asarray(value) for name, value in activations.items()}, jnp.asarray(here), ratio
-        )
-        np.testing.assert_array_equal(on_device, result)
+        on_device = {name: jnp.asarray(value) for name, value in activations.items()}
+        np.testing.assert_array_equal(outliers(on_device, jnp.asarray(here), ratio), result)
         assert isinstance(result, np.ndarray)
         return result.tolist()  # type: ignore[no-any-return]  # NumPy types tolist as Any
 
