@@ -43,7 +43,7 @@ DOCS_STAMP := $(VENV)/.installed-docs
 $(shell [ -x $(BIN)/python ] || rm -f $(VENV)/.installed*)
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart serve check test ci soak faults reliability slurm bench truth docs lint format clean which-python
+.PHONY: help install quickstart serve check test ci soak faults reliability slurm bench truth real docs lint format clean which-python
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -91,6 +91,9 @@ bench: $(RUN_STAMP)  ## saejax, the peers and the floor side by side, to benchma
 truth: $(RUN_STAMP)  ## saejax and the peers on planted features: MCC, F1, FVE, to benchmarks/quality/truth*.md
 	@[ -x build/peers-venv/bin/python ] || sh benchmarks/peers/make_env.sh
 	$(BIN)/python -m benchmarks.quality.run --sets=truth,truth_large $(ARGS)
+
+real: $(TEST_STAMP)  ## SmolLM2-135M from its package to dictionaries, half an hour or more; ARGS=--short: minutes
+	$(BIN)/python -m benchmarks.real $(ARGS)
 
 docs: $(DOCS_STAMP) $(TEST_STAMP)  ## build the site into docs/_build/html; runs the notebooks and the pages' Python
 	$(BIN)/python -m sphinx -b html -c docs -d docs/_build/doctrees -W --keep-going . docs/_build/html $(ARGS)

@@ -262,7 +262,8 @@ def learned(name: str) -> str:
     loss, dead = want.column("loss"), want.column("dead")
     branches = {"none": (dead == 0).any(), "few": ((dead > 0) & (dead <= 4)).any(), "many": dead.max() > 4 * LAYERS}
     taken = ", ".join(branch for branch, seen in branches.items() if seen) if "auxk" in want.rows[0] else "-"
-    moved = min(np.abs(want.end[array] - start).max() for array, start in want.start.items() if start.dtype != np.int32)
+    learnt = {array: start for array, start in want.start.items() if start.dtype != np.int32 and array != "centre"}
+    moved = min(np.abs(want.end[array] - start).max() for array, start in learnt.items())
     cells = (
         f"{loss[0]:.3f} | {loss[-1]:.3f} | {want.column('l0').mean():.1f} | {dead.max():.0f} | {taken} | {moved:.1e}"
     )

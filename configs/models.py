@@ -89,9 +89,7 @@ def get_config(name: str = "gpt2") -> config_dict.ConfigDict:
 def _converse(c: config_dict.ConfigDict) -> None:
     c.text.dataset = "meta-math/MetaMathQA"
     c.text.chat, c.text.prompt, c.text.response = True, "query", "response"
-    # The template begins a conversation itself, with a special token, which is never stored. Where a row cuts one, an
-    # ordinary token comes first, and the vector of a first token is far longer than all others.
+    # The template begins a conversation itself, with a special token.
     c.text.prepend_bos = False
-    c.capture.max_norm_ratio = 10.0
     c.hook_point = "blocks.17.resid_post"
     c.train.tokens = 4 * c.capture.tokens  # four times over the store

@@ -77,7 +77,7 @@ def norm_lines(reader: StoreReader) -> list[str]:
 
 
 def sink_lines(path: str | os.PathLike[str]) -> list[str]:
-    """What the capture of a complete store left out as sinks, and a warning of what is still in it."""
+    """Lines for a terminal: how many sinks the capture of a complete store left out, and a warning of those in it."""
     reader = StoreReader.open(path)
     lines = []
     first, massive = (reader.counters.get(name, 0) for name in ("dropped_first", "dropped_massive"))

@@ -1,0 +1,1 @@
+"""A published language model, end to end: `python -m benchmarks.real`."""

@@ -1,0 +1,61 @@
+"""What `saejax store info` and the end of a capture say of the lengths of rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from saejax.store import StoreReader
+from saejax.store.layout import StoreLayout
+from saejax.store.norms import norm_lines, norms, sink_lines
+from saejax.store.writer import StoreWriter
+
+N, D = 2000, 6
+
+
+def write(path: Path, x: np.ndarray, positions: np.ndarray, counters: dict[str, int]) -> StoreReader:
+    layout = StoreLayout(shard_rows=512, chunk_rows=64)
+    with StoreWriter.open(path, identity={}, hook_points={"h": D}, n_tokens=N, layout=layout, seed=3) as writer:
+        zeros = np.zeros(N, np.int32)
+        metadata = {"token_id": zeros, "document": zeros, "position": positions.astype(np.int32)}
+        writer.append({"h": x.astype(ml_dtypes.bfloat16)}, metadata, cursor={}, counters=counters)
+        writer.finish()
+    return StoreReader.open(path)
+
+
+def test_norms_are_those_of_the_rows(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x, positions = rng.normal(size=(N, D)) + 3, np.arange(N) % 20 + 1
+    x[positions == 1] *= 2
+    reader = write(tmp_path / "s", x, positions, {})
+    exact = reader.rows(0, N, metadata=True)
+    rows, place = exact["h"].astype(np.float64), exact["position"]
+    of, lengths = norms(reader, "h"), np.sqrt((rows**2).sum(1))
+    assert (of.n, of.median, of.largest) == (N, pytest.approx(np.median(lengths)), pytest.approx(lengths.max()))
+    away = ((rows - rows.mean(0)) ** 2).sum(1)
+    assert of.share == pytest.approx(away[np.argsort(lengths)[-2:]].sum() / away.sum())
+    assert list(of.positions) == ["1", "2 to 3", "4 to 7", "8 to 15", "16 to 31"]
+    for label, inside in (("1", place == 1), ("16 to 31", place >= 16)):
+        assert of.positions[label] == pytest.approx(np.median(lengths[inside]) / np.median(lengths))
+    assert of.positions["1"] > 1.5 and not of.few_decide
+    assert sink_lines(tmp_path / "s") == []
+    (line,) = norm_lines(reader)
+    assert line.startswith(f"  norms at h: median {of.median:.4g}") and "at 16 to 31" in line
+
+
+def test_a_few_rows_that_hold_the_variance_are_warned_of(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(N, D))
+    x[7] *= 500
+    reader = write(tmp_path / "s", x, np.arange(N) % 20, {"dropped_first": 12, "dropped_massive": 3})
+    assert norms(reader, "h").share > 0.9 and norms(reader, "h").few_decide
+    left_out, warning = sink_lines(tmp_path / "s")
+    assert "12 tokens that stand first, 3 with a massive activation" in left_out
+    assert "of the variance at h" in warning and "Lower capture.max_norm_ratio below" in warning
+
+
+def test_a_store_of_zeros_has_norms_too(tmp_path: Path) -> None:
+    reader = write(tmp_path / "s", np.zeros((N, D)), np.zeros(N), {})
+    assert (norms(reader, "h").share, norms(reader, "h").positions) == (0.0, {"0": 0.0})
