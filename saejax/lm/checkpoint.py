@@ -153,7 +153,7 @@ def _places(
         used.add(name)
     # A tensor that has no place (a bias, a norm, a second head) means that the model computes something else.
     for name in sorted(files.names - used):
-        if not _BUFFERS.search(name):
+        if not _BUFFERS.search(name) and not name.startswith(arch.beside):
             raise DataError(
                 f"{folder}: config.json gives the tensor {_shortened(repr(name), 200)} no place, so this is a variant "
                 "that the JAX decoder does not have. Check config.json, or study this model through PyTorch hooks."
@@ -165,6 +165,8 @@ def write(folder: Path, config_json: dict[str, Any], params: dict[str, Any]) -> 
     """Write config.json and model.safetensors so that transformers and `read_params` both load them."""
     folder = Path(folder)
     arch = architecture(config_json, str(folder))
+    if arch.beside:
+        raise DataError(f"{folder}: {config_json['model_type']} has more than text, which saejax does not write.")
     folder.mkdir(parents=True, exist_ok=True)
     config, params = arch.read_config(config_json), jax.tree.map(np.asarray, params)
     # An unembedding beside a tied embedding is written too: `read_params` and transformers take both as they are.

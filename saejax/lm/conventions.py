@@ -22,6 +22,7 @@ from saejax.parallel import sharding_of
 # Published models have little more than a hundred. A file that claims a million costs minutes to list.
 MOST_LAYERS = 4096
 _SIZES = ("d_model", "n_head", "kv_heads", "d_head", "d_mlp", "vocab_size", "context_length")
+_BY_LAYER = ("ropes", "windows")
 _FLAGS = (
     "tied_embeddings",
     "qkv_bias",
@@ -113,6 +114,7 @@ class DecoderConfig(DecoderPoints):
         activation: of the MLP; a key of `decoder.ACTIVATIONS`.
         norm: `layer` (mean subtracted, a shift) or `rms`. A scale stored as w of 1 + w has its 1 added on reading.
         rope: rotary positions; None: a table of learned ones.
+        ropes: for each layer its rotary positions, where layers differ in them. Empty: `rope` in all.
         windows: for each layer the number of positions that attention sees, itself included; None: all. Empty: all.
         attn_scale: factor on q k^T; None: d_head^-1/2.
         attn_softcap, logit_softcap: cap in x -> cap tanh(x / cap), on attention scores and logits; None: no cap.
@@ -127,6 +129,7 @@ class DecoderConfig(DecoderPoints):
     tied_embeddings: bool
     norm: str = "layer"
     rope: Rope | None = None
+    ropes: tuple[Rope, ...] = ()
     windows: tuple[int | None, ...] = ()
     qkv_bias: bool = True
     attn_out_bias: bool = True
@@ -155,14 +158,30 @@ class DecoderConfig(DecoderPoints):
             raise DataError(f"norm {self.norm!r} is one of {NORMS}, residual {self.residual!r} one of {RESIDUALS}.")
         if self.n_head % self.kv_heads:
             raise DataError(f"config.json: {self.n_head} heads cannot share {self.kv_heads} heads of keys and values.")
-        if self.rope is not None and self.rope.width > self.d_head:
-            raise DataError(f"config.json: {self.rope.width} numbers of each head are rotated; it has {self.d_head}.")
-        if self.windows and len(self.windows) != self.n_layer:
-            raise DataError(f"config.json: {len(self.windows)} attention windows for {self.n_layer} layers.")
+        for rope in set(self.layer_ropes):
+            if rope is not None and rope.width > self.d_head:
+                raise DataError(f"config.json: {rope.width} numbers of each head are rotated; it has {self.d_head}.")
+        for field in _BY_LAYER:
+            if len(getattr(self, field)) not in (0, self.n_layer):
+                raise DataError(f"config.json: {len(getattr(self, field))} {field} for {self.n_layer} layers.")
         for window in set(self.windows) - {None}:
             check_size("sliding_window", window)
         for field, spec in (("outer", outer_parameters(self)), ("block", block_parameters(self))):
             object.__setattr__(self, field, sum(math.prod(parameter.shape) for _, parameter in _flattened(spec)))
+
+    @property
+    def layer_windows(self) -> tuple[int | None, ...]:
+        """`windows`, one for each layer."""
+        return self.windows or (None,) * self.n_layer
+
+    @property
+    def layer_ropes(self) -> tuple[Rope | None, ...]:
+        """`ropes`, one for each layer; None: learned positions."""
+        return self.ropes or (self.rope,) * self.n_layer
+
+    def of_first(self, n_layer: int) -> "DecoderConfig":
+        """The model of its first layers."""
+        return dataclasses.replace(self, n_layer=n_layer, **{x: getattr(self, x)[:n_layer] for x in _BY_LAYER})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -103,7 +103,7 @@ def run(
         x_BSM = embed(config, params, tokens_BS)
         if prefix_BPM is not None:
             x_BSM = jnp.concatenate([jnp.asarray(prefix_BPM, x_BSM.dtype), x_BSM], axis=1)
-        windows = config.windows or (None,) * config.n_layer
+        windows = config.layer_windows
         masks = {window: attention_mask(length, segments_BS, window) for window in set(windows)}
         queries = query_block(length, whole=any(name.endswith(".attn_pattern") for name in (*capture, *(edits or {}))))
         attends = [functools.partial(_within_rows, config, masks[window], queries) for window in windows]
@@ -127,12 +127,13 @@ def forward(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """`run` of what `embed` made, where each layer attends as it is told, with nothing checked."""
     captured: dict[str, jax.Array] = {}
-    rotation = None if config.rope is None else rotary_angles(config.rope, positions_BS)
+    ropes = config.layer_ropes
+    rotations = {r: None if r is None else rotary_angles(r, positions_BS) for r in dict.fromkeys(ropes)}
     if "W_pos" in params:
         x_BSM = x_BSM + params["W_pos"][positions_BS]
-    for i, (block, attend) in enumerate(zip(params["blocks"], attends, strict=True)):
+    for i, (block, rope, attend) in enumerate(zip(params["blocks"], ropes, attends, strict=True)):
         tap = _make_tap(f"blocks.{i}.", captured, wanted, edits)
-        x_BSM = _block(config, block, x_BSM, rotation, attend, tap)
+        x_BSM = _block(config, block, x_BSM, rotations[rope], attend, tap)
     x_BSM = _norm(config, "ln_final", params, x_BSM, _make_tap("", captured, wanted, edits))
     return _logits(config, params, x_BSM), captured
 

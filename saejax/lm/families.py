@@ -83,11 +83,13 @@ class Architecture:
         tensors: {parameter's path: (tensor name, layout)}; `blocks.attn.W_Q` stands for every block's, with `{}` in the
             tensor name for the block's number.
         prefix: what may stand in front of every tensor name but the head's.
+        beside: how the names of tensors begin that text does not meet.
     """
 
     read_config: Callable[[ConfigJson], DecoderConfig]
     tensors: Tensors
     prefix: str
+    beside: tuple[str, ...] = ()
 
 
 def architecture(config_json: ConfigJson, where: str) -> Architecture:
@@ -239,7 +241,7 @@ def _llama_like(c: ConfigJson, d_head: int | None = None, **conventions: Any) ->
     """RMSNorm, rotary positions on whole heads, grouped queries, gated MLP; `conventions` are what differs."""
     _refuse_unless(c, partial_rotary_factor=1.0)
     d_head = c.get("head_dim") or d_head or _head_width(c, "hidden_size", "num_attention_heads")
-    rope = _rope(c, d_head)
+    rope = conventions.get("rope") or _rope(c, d_head)
     if rope.width != d_head:
         raise DataError(f"config.json: partial_rotary_factor rotates {rope.width} of a head's {d_head}. {_OTHERWISE}")
     common = {
@@ -312,6 +314,49 @@ def _gemma2_config(c: ConfigJson) -> DecoderConfig:
         attn_softcap=c.get("attn_logit_softcapping", 50.0),
         logit_softcap=c.get("final_logit_softcapping", 30.0),
     )
+
+
+# Of Gemma 3; the configurations of the models with images leave out what is not their own.
+_GEMMA3 = {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262_208, "max_position_embeddings": 2**17}
+
+
+def _gemma3_config(c: ConfigJson) -> DecoderConfig:
+    _refuse_unless(c, attn_logit_softcapping=None)
+    c = _GEMMA3 | c
+    pattern = check_size("sliding_window_pattern", _given(c, "sliding_window_pattern", 6))
+    windows = _windows(c, c.get("sliding_window", 4096), lambda i: (i + 1) % pattern != 0)
+    everywhere, within = _ropes_of_kinds(c, _given(c, "head_dim", 256))
+    scalar = _given(c, "query_pre_attn_scalar", 256)
+    return _gemma_config(
+        c,
+        activation=_given(c, "hidden_activation", "gelu_pytorch_tanh"),
+        post_norms=True,
+        qk_norm=True,
+        windows=windows,
+        rope=everywhere,
+        ropes=tuple(everywhere if window is None else within for window in windows),
+        attn_scale=scalar**-0.5 if type(scalar) in (int, float) and scalar > 0 else scalar,
+        logit_softcap=c.get("final_logit_softcapping"),
+    )
+
+
+def _ropes_of_kinds(c: ConfigJson, d_head: int) -> tuple[Rope, Rope]:
+    """Of layers that see everything, which alone are scaled in the old form, and of those with a window."""
+    given = _given(c, "rope_parameters", {})
+    if other := given.keys() - {"full_attention", "sliding_attention"}:
+        raise DataError(f"config.json: rope_parameters names {str(sorted(other))[:200]}, which are no kinds of layers.")
+    full = _given(given, "full_attention", {}) | _given(c, "rope_scaling", {})
+    old = {"rope_theta": c.get("rope_local_base_freq"), "rope_scaling": _given(given, "sliding_attention", {})}
+    c = c | {"rope_parameters": None}
+    return _rope(c | {"rope_scaling": full}, d_head, theta=1e6), _rope(c | old, d_head)
+
+
+def _gemma3_with_images_config(c: ConfigJson) -> DecoderConfig:
+    """The part that reads text; images are not read."""
+    text = c["text_config"]
+    _refuse_unless(text, model_type="gemma3_text", final_logit_softcapping=None)
+    tied = _given(text, "tie_word_embeddings", _given(c, "tie_word_embeddings", True))
+    return _gemma3_config(text | {"model_type": c["model_type"], "tie_word_embeddings": tied})
 
 
 # --- where tensors go -------------------------------------------------------------------------------
@@ -416,5 +461,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "mistral": Architecture(_mistral_config, _LLAMA, "model."),
     "gemma": Architecture(_gemma_config, _GEMMA, "model."),
     "gemma2": Architecture(_gemma2_config, _GEMMA2, "model."),
+    "gemma3_text": Architecture(_gemma3_config, _GEMMA2, "model."),
+    "gemma3": Architecture(
+        _gemma3_with_images_config, _GEMMA2, "language_model.model.", ("vision_tower.", "multi_modal_projector.")
+    ),
     "phi": Architecture(_phi_config, _PHI, "model."),
 }

@@ -90,6 +90,20 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "longrope": ({"rope_scaling": {"rope_type": "longrope"}}, "rope type 'longrope'.*lm.backend=torch"),
     "dynamic": ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "rope type 'dynamic'.*lm.backend=torch"),
     "rope of each layer type": ({"rope_parameters": {"full_attention": {}}}, "rope type 'default' in .*full_attention"),
+    "rope of other layers": (
+        {"model_type": "gemma3_text", "rope_parameters": {"linear": {}}},
+        "names .'linear'., which",
+    ),
+    "yarn within": (
+        {"model_type": "gemma3_text", "rope_parameters": {"sliding_attention": {"rope_type": "yarn"}}},
+        "rope type 'yarn'",
+    ),
+    "capped Gemma 3": ({"model_type": "gemma3_text", "attn_logit_softcapping": 5.0}, "attn_logit_softcapping=5"),
+    "no text": ({"model_type": "gemma3"}, "KeyError 'text_config'"),
+    "another text": (
+        {"model_type": "gemma3", "text_config": {"model_type": "gemma2"}},
+        "model_type='gemma2' is a variant",
+    ),
     "rope a list": ({"rope_scaling": [1]}, "not a usable model configuration"),
     "linear without factor": ({"rope_scaling": {"type": "linear"}}, "KeyError 'factor'"),
     "factor zero": ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope factor is 0"),
@@ -183,6 +197,24 @@ PUBLISHED = {
     "Mistral-7B-v0.3": (_sizes(32, 4096, 14336, 32, 32768, 32768, model_type="mistral"), 7_248_023_552),
     "gemma-2b": (_sizes(18, 2048, 16384, 8, 256000, 8192, model_type="gemma", num_key_value_heads=1), 2_506_172_416),
     "gemma-2-2b": (_sizes(26, 2304, 9216, 8, 256000, 8192, model_type="gemma2", num_key_value_heads=4), 2_614_341_888),
+    "gemma-3-1b": (
+        _sizes(26, 1152, 6912, 4, 262144, 32768, model_type="gemma3_text", num_key_value_heads=1),
+        999_885_952,
+    ),
+    "gemma-3-4b": (  # all that the hub's config.json says of text
+        {
+            "model_type": "gemma3",
+            "text_config": {
+                "model_type": "gemma3_text",
+                "hidden_size": 2560,
+                "intermediate_size": 10240,
+                "num_hidden_layers": 34,
+                "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+                "sliding_window": 1024,
+            },
+        },
+        3_880_263_168,
+    ),
     "phi-2": (_sizes(32, 2560, 10240, 32, 51200, 2048, model_type="phi", partial_rotary_factor=0.4), 2_779_683_840),
 }
 
@@ -244,7 +276,9 @@ def test_tensors_are_compared_with_the_configuration_before_one_is_read(
 
 @pytest.mark.parametrize("family", sorted(families.ARCHITECTURES.keys() - {"gpt2"}))
 def test_every_family_has_a_place_for_all_of_its_parameters(family: str, tmp_path: Path) -> None:
-    write_zeros(tmp_path, LLAMA | {"model_type": family, "rotary_pct": 1.0, "tie_word_embeddings": False})
+    config_json = LLAMA | {"model_type": family, "rotary_pct": 1.0, "tie_word_embeddings": False}
+    text = LLAMA | {"model_type": f"{family}_text"}
+    write_zeros(tmp_path, config_json | {"text_config": text})
     config, params = checkpoint.read_params(tmp_path, jnp.bfloat16)
     wanted = jax.eval_shape(lambda: decoder.init_params(config, jax.random.key(0)))
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, wanted)

@@ -65,7 +65,7 @@ def hooks(model: Any, seen: dict[str, np.ndarray]) -> Iterator[None]:
         return module.register_forward_hook(hook)
 
     with contextlib.ExitStack() as stack:
-        for i, layer in enumerate(model.base_model.layers):
+        for i, layer in enumerate(model.get_decoder().layers):
             attn = part(model, layer, "self_attn", "attention")
             post = hasattr(layer, "post_feedforward_layernorm")
             handles = [
@@ -150,6 +150,16 @@ OLD_WORDS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "phi": ("phi", {"rope_theta": 200.0, "partial_rotary_factor": 0.67}, ("rope_parameters",)),
     "gemma": ("gemma", {"hidden_act": "gelu", "rope_theta": 10000.0}, ("rope_parameters", "tie_word_embeddings")),
     "gemma2": ("gemma2", {"rope_theta": 10000.0}, ("rope_parameters", "layer_types", "tie_word_embeddings")),
+    "gemma3_text": (
+        "gemma3_text",
+        {
+            "rope_theta": 500.0,
+            "rope_local_base_freq": 20.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 3.0},
+            "sliding_window_pattern": 2,
+        },
+        ("rope_parameters", "layer_types", "tie_word_embeddings"),
+    ),
     "qwen2": ("qwen2", {"rope_theta": 10000.0}, ("rope_parameters", "layer_types")),
 }
 

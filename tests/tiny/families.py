@@ -21,6 +21,16 @@ LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }  # fmt: skip
+GEMMA3 = GROUPED | {
+    "head_dim": 10,
+    "sliding_window": 6,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "query_pre_attn_scalar": 17,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
+    },
+}
 # {name: (transformers' class of configuration, its settings)}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_neox": ("GPTNeoX", SHAPES | {"rope_parameters": {"rope_theta": 300.0, "partial_rotary_factor": 0.34}}),
@@ -61,6 +71,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": 4.0,
         },
     ),
+    "gemma3_text": ("Gemma3Text", GEMMA3 | {"final_logit_softcapping": 4.0, "attention_bias": True}),
+    "gemma3": (
+        "Gemma3",
+        {
+            "text_config": GEMMA3,
+            "vision_config": SHAPES | {"hidden_size": 8, "image_size": 8, "patch_size": 4},
+            "mm_tokens_per_image": 1,
+        },
+    ),
     "phi": ("Phi", GROUPED | {"rope_parameters": {"rope_theta": 200.0, "partial_rotary_factor": 0.67}}),
 }
 
@@ -73,7 +92,9 @@ def random_model(name: str) -> Any:
     family, settings = MODELS[name]
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**settings)
-    model = getattr(transformers, f"{family}ForCausalLM")._from_config(config, attn_implementation="eager").eval()
+    name = "Gemma3ForCausalLM" if family == "Gemma3Text" else f"{family}ForCausalLM"
+    name = f"{family}ForConditionalGeneration" if "vision_config" in settings else name
+    model = getattr(transformers, name)._from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0.0, 0.3)
