@@ -259,7 +259,4 @@ def _exact(params: Params) -> Any:
 
 def _scales(config: DecoderConfig) -> list[str]:
     """Names of all norms' scales in the blocks and after them."""
-    names = ["ln1_scale"]
-    names += [] if config.residual == "parallel_one_norm" else ["ln2_scale"]
-    names += ["ln1_post_scale", "ln2_post_scale"] if config.post_norms else []
-    return [*(f"blocks.{i}.{name}" for i in range(config.n_layer) for name in names), "ln_final_scale"]
+    return [name for name in config.inner_points() if name.endswith("_scale")]

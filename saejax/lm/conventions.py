@@ -30,7 +30,9 @@ _FLAGS = (
     "mlp_bias",
     "unembed_bias",
     "qk_norm",
+    "qk_norm_of_all",
     "gated_mlp",
+    "pre_norms",
     "post_norms",
 )
 _TINY, _HUGE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
@@ -116,6 +118,7 @@ class DecoderConfig(DecoderPoints):
         rope: rotary positions; None: a table of learned ones.
         ropes: for each layer its rotary positions, where layers differ in them. Empty: `rope` in all.
         windows: for each layer the number of positions that attention sees, itself included; None: all. Empty: all.
+        qk_norm, qk_norm_of_all: queries and keys are normed, each head by itself, or all heads of a token as one.
         attn_scale: factor on q k^T; None: d_head^-1/2.
         attn_softcap, logit_softcap: cap in x -> cap tanh(x / cap), on attention scores and logits; None: no cap.
         embed_scale: factor on the token embeddings.
@@ -136,6 +139,7 @@ class DecoderConfig(DecoderPoints):
     mlp_bias: bool = True
     unembed_bias: bool = False
     qk_norm: bool = False
+    qk_norm_of_all: bool = False
     gated_mlp: bool = False
     attn_scale: float | None = None
     attn_softcap: float | None = None
@@ -213,8 +217,10 @@ def outer_parameters(c: DecoderConfig) -> Spec:
 
 def block_parameters(c: DecoderConfig) -> Spec:
     """One block; all blocks have the same. Attention's are per head: `W_Q` [M, H, D], `W_O` [H, D, M]."""
-    spec: Spec = {"attn": _attention(c), "ln1": _norm(c, c.d_model, "d_model")}
-    if c.residual != "parallel_one_norm":
+    spec: Spec = {"attn": _attention(c)}
+    if c.pre_norms:
+        spec["ln1"] = _norm(c, c.d_model, "d_model")
+    if c.pre_norms and c.residual != "parallel_one_norm":
         spec["ln2"] = _norm(c, c.d_model, "d_model")
     spec["mlp"] = _mlp(c)
     if c.post_norms:
@@ -266,7 +272,7 @@ def _flattened(spec: Spec) -> Iterator[tuple[ParameterPath, Parameter]]:
             yield from (((name, *path), parameter) for path, parameter in _flattened(value))
 
 
-def _norm(c: DecoderConfig, size: int, axis: str) -> Spec:
+def _norm(c: DecoderConfig, size: int, axis: str | None) -> Spec:
     scale: Spec = {"w": Parameter((size,), (axis,), mean=1.0)}
     return scale | ({"b": Parameter((size,), (axis,))} if c.norm == "layer" else {})
 
@@ -282,6 +288,8 @@ def _attention(c: DecoderConfig) -> Spec:
         spec["b_O"] = Parameter((c.d_model,), ("d_model",))
     if c.qk_norm:
         spec |= {"q_norm": _norm(c, c.d_head, "d_head"), "k_norm": _norm(c, c.d_head, "d_head")}
+    if c.qk_norm_of_all:
+        spec |= {"q_norm": _norm(c, c.n_head * c.d_head, None), "k_norm": _norm(c, c.kv_heads * c.d_head, None)}
     return spec
 
 

@@ -15,6 +15,7 @@ Hook points of block i (`blocks.{i}.<name>`), in the order of computation:
     mlp_out       [B, S, M]     what the MLP adds (after its post norm, where there is one)
     resid_post    [B, S, M]     residual stream leaving the block
 With post norms there are ln1_post_scale and ln2_post_scale too; ln_final_scale is the last norm's.
+Without norms before the parts (OLMo 2) is no ln1_scale, no ln2_scale: attention reads resid_pre, the MLP resid_mid.
 In a parallel block the MLP reads resid_pre, so resid_mid is on the way to resid_post alone; with a single norm in the
 block there is no ln2_scale and mlp_in is what attention reads.
 """
@@ -240,13 +241,15 @@ def _block(
 ) -> jax.Array:
     """One block: attention, then the MLP on its result, or on the same input in a parallel block."""
     x_BSM = tap("resid_pre", x_BSM)
-    normed_BSM = _norm(config, "ln1", p, x_BSM, tap)
+    normed_BSM = _norm(config, "ln1", p, x_BSM, tap) if "ln1" in p else x_BSM
     attn_BSM = _attention(config, p["attn"], normed_BSM, rotation, attend, tap)
     if "ln1_post" in p:
         attn_BSM = _norm(config, "ln1_post", p, attn_BSM, tap)
     mid_BSM = tap("resid_mid", x_BSM + tap("attn_out", attn_BSM))
     if "ln2" in p:
         normed_BSM = _norm(config, "ln2", p, mid_BSM if config.residual == "sequential" else x_BSM, tap)
+    elif config.residual == "sequential":
+        normed_BSM = mid_BSM
     out_BSM = _mlp(config, p["mlp"], tap("mlp_in", normed_BSM), tap)
     if "ln2_post" in p:
         out_BSM = _norm(config, "ln2_post", p, out_BSM, tap)
@@ -270,10 +273,13 @@ def _attention(
         y_BSHD = (x_BSM @ W_MHD.reshape(config.d_model, -1)).reshape(*x_BSM.shape[:2], *W_MHD.shape[1:])
         if f"b_{name}" in p:
             y_BSHD = y_BSHD + p[f"b_{name}"][None, None]
+        if config.qk_norm_of_all and name != "V":
+            y_BSN = y_BSHD.reshape(*x_BSM.shape[:2], -1)
+            y_BSHD = _norm(config, f"{name.lower()}_norm", p, y_BSN, _keep).reshape(y_BSHD.shape)
         return y_BSHD.transpose(0, 2, 1, 3)
 
     q_BHSD, k_BGSD, v_BGSD = heads("Q"), heads("K"), heads("V")
-    if "q_norm" in p:
+    if config.qk_norm:
         q_BHSD, k_BGSD = _norm(config, "q_norm", p, q_BHSD, _keep), _norm(config, "k_norm", p, k_BGSD, _keep)
     if rotation is not None:
         q_BHSD, k_BGSD = rotate(q_BHSD, rotation), rotate(k_BGSD, rotation)

@@ -268,6 +268,12 @@ def _llama_config(c: ConfigJson) -> DecoderConfig:
     return _llama_like(c, mlp_bias=_given(c, "mlp_bias", False), **_attention_bias(c))
 
 
+def _olmo2_config(c: ConfigJson) -> DecoderConfig:
+    return _llama_like(
+        {"rms_norm_eps": 1e-5} | c, pre_norms=False, post_norms=True, qk_norm_of_all=True, **_attention_bias(c)
+    )
+
+
 def _qwen_windows(c: ConfigJson) -> tuple[int | None, ...]:
     window = _given(c, "sliding_window", 4096) if c.get("use_sliding_window") else None
     first = _given(c, "max_window_layers", 28)
@@ -450,6 +456,7 @@ _GEMMA2 = _llama_tensors(
     ln2="pre_feedforward_layernorm",
     ln2_post="post_feedforward_layernorm",
 )
+_OLMO2 = _llama_tensors(ln1_post="post_attention_layernorm", ln2_post="post_feedforward_layernorm")
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -465,5 +472,6 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma3": Architecture(
         _gemma3_with_images_config, _GEMMA2, "language_model.model.", ("vision_tower.", "multi_modal_projector.")
     ),
+    "olmo2": Architecture(_olmo2_config, _OLMO2, "model."),
     "phi": Architecture(_phi_config, _PHI, "model."),
 }

@@ -65,10 +65,12 @@ class DecoderPoints(ModelShape):
     Attributes:
         residual: `sequential` (the MLP reads resid_mid), `parallel` (it reads resid_pre through a norm of its own), or
             `parallel_one_norm` (it reads what attention reads).
+        pre_norms: attention and MLP read the residual stream through a norm; otherwise as it is.
         post_norms: what attention and MLP add to the residual stream is normed once more.
     """
 
     residual: str = dataclasses.field(default="sequential", kw_only=True)
+    pre_norms: bool = dataclasses.field(default=True, kw_only=True)
     post_norms: bool = dataclasses.field(default=False, kw_only=True)
 
     def points(self) -> Iterator[HookPoint]:
@@ -87,6 +89,7 @@ class DecoderPoints(ModelShape):
         shapes |= dict.fromkeys(("ln1_scale", "ln2_scale", "ln1_post_scale", "ln2_post_scale"), (1,))
         shapes |= {"attn_pattern": (self.n_head, "S"), "attn_z": (self.n_head, self.d_head), "mlp_act": (self.d_mlp,)}
         absent = ["ln2_scale"] if self.residual == "parallel_one_norm" else []
+        absent += [] if self.pre_norms else ["ln1_scale", "ln2_scale"]
         absent += [] if self.post_norms else ["ln1_post_scale", "ln2_post_scale"]
         return {name: shape for name, shape in shapes.items() if name not in absent}
 

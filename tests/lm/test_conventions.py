@@ -215,6 +215,7 @@ PUBLISHED = {
         },
         3_880_263_168,
     ),
+    "OLMo-2-7B": (_sizes(32, 4096, 11008, 32, 100352, 4096, model_type="olmo2"), 7_298_617_344),
     "phi-2": (_sizes(32, 2560, 10240, 32, 51200, 2048, model_type="phi", partial_rotary_factor=0.4), 2_779_683_840),
 }
 
@@ -429,6 +430,9 @@ def test_names_of_inner_points(lm: LanguageModel) -> None:
         ConfigError, match=r"no hook point 'blocks\.1\.attn\.hook_pattern'\. It can be watched and edited"
     ):
         lm.hook_point("blocks.1.attn.hook_pattern")
+    no_norm = random_lm(dataclasses.replace(CONFIG, pre_norms=False))
+    with pytest.raises(ConfigError, match=r"no hook point 'blocks\.0\.ln1\.hook_scale'"):
+        no_norm.run(*ROWS, capture=["blocks.0.ln1.hook_scale"])
     one_norm = random_lm(dataclasses.replace(CONFIG, residual="parallel_one_norm", post_norms=False))
     with pytest.raises(ConfigError, match=r"no hook point 'blocks\.0\.ln2_scale'"):
         one_norm.run(*ROWS, capture=["blocks.0.ln2_scale"])

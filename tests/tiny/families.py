@@ -80,6 +80,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "mm_tokens_per_image": 1,
         },
     ),
+    "olmo2": ("Olmo2", GROUPED | {"attention_bias": True, "rope_parameters": LLAMA3}),
     "phi": ("Phi", GROUPED | {"rope_parameters": {"rope_theta": 200.0, "partial_rotary_factor": 0.67}}),
 }
 
