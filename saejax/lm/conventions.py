@@ -116,7 +116,7 @@ class DecoderConfig(DecoderPoints):
         activation: of the MLP; a key of `decoder.ACTIVATIONS`.
         norm: `layer` (mean subtracted, a shift) or `rms`. A scale stored as w of 1 + w has its 1 added on reading.
         rope: rotary positions; None: a table of learned ones.
-        ropes: for each layer its rotary positions, where layers differ in them. Empty: `rope` in all.
+        ropes: for each layer its rotary positions, where they differ; None: that layer has none. Empty: `rope` in all.
         windows: for each layer the number of positions that attention sees, itself included; None: all. Empty: all.
         qk_norm, qk_norm_of_all: queries and keys are normed, each head by itself, or all heads of a token as one.
         attn_scale: factor on q k^T; None: d_head^-1/2.
@@ -132,7 +132,7 @@ class DecoderConfig(DecoderPoints):
     tied_embeddings: bool
     norm: str = "layer"
     rope: Rope | None = None
-    ropes: tuple[Rope, ...] = ()
+    ropes: tuple[Rope | None, ...] = ()
     windows: tuple[int | None, ...] = ()
     qkv_bias: bool = True
     attn_out_bias: bool = True
@@ -180,7 +180,7 @@ class DecoderConfig(DecoderPoints):
 
     @property
     def layer_ropes(self) -> tuple[Rope | None, ...]:
-        """`ropes`, one for each layer; None: learned positions."""
+        """`ropes`, one for each layer; None: learned positions, or none."""
         return self.ropes or (self.rope,) * self.n_layer
 
     def of_first(self, n_layer: int) -> "DecoderConfig":

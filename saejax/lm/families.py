@@ -288,6 +288,27 @@ def _qwen3_config(c: ConfigJson) -> DecoderConfig:
     return _llama_like(c, 128, qk_norm=True, windows=_qwen_windows(c), **_attention_bias(c))
 
 
+def _smollm3_config(c: ConfigJson) -> DecoderConfig:
+    c = {"num_key_value_heads": 4} | c
+    layers = check_size("num_hidden_layers", c["num_hidden_layers"], MOST_LAYERS)
+    interval = check_size("no_rope_layer_interval", _given(c, "no_rope_layer_interval", 4))
+    turned = _given(c, "no_rope_layers", [int((i + 1) % interval != 0) for i in range(layers)])[:layers]
+    if len(turned) < layers or any(turns not in (0, 1) for turns in turned):
+        raise DataError(f"config.json: no_rope_layers is {str(turned)[:200]}; it must be 0 or 1 for {layers} layers.")
+    window = c.get("sliding_window") if c.get("use_sliding_window") else None
+    d_head = _given(c, "head_dim", None) or _head_width(c, "hidden_size", "num_attention_heads")
+    rope = _rope(c, d_head, theta=2e6)
+    return _llama_like(
+        c,
+        rope=rope,
+        ropes=tuple(rope if turns else None for turns in turned),
+        windows=_windows(c, window, lambda i: window is not None and not turned[i]),
+        tied_embeddings=_given(c, "tie_word_embeddings", True),
+        mlp_bias=_given(c, "mlp_bias", False),
+        **_attention_bias(c),
+    )
+
+
 def _mistral_config(c: ConfigJson) -> DecoderConfig:
     _refuse_unless(c, layer_types=None)
     window = c.get("sliding_window", 4096)
@@ -465,6 +486,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(_llama_config, _LLAMA, "model."),
     "qwen2": Architecture(_qwen2_config, _LLAMA, "model."),
     "qwen3": Architecture(_qwen3_config, _LLAMA, "model."),
+    "smollm3": Architecture(_smollm3_config, _LLAMA, "model."),
     "mistral": Architecture(_mistral_config, _LLAMA, "model."),
     "gemma": Architecture(_gemma_config, _GEMMA, "model."),
     "gemma2": Architecture(_gemma2_config, _GEMMA2, "model."),

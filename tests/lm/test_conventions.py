@@ -94,6 +94,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"model_type": "gemma3_text", "rope_parameters": {"linear": {}}},
         "names .'linear'., which",
     ),
+    "few turned layers": ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers is .1.; .* for 2 layers"),
+    "turned by a word": ({"model_type": "smollm3", "no_rope_layers": ["no", 1]}, "no_rope_layers is .'no', 1"),
     "yarn within": (
         {"model_type": "gemma3_text", "rope_parameters": {"sliding_attention": {"rope_type": "yarn"}}},
         "rope type 'yarn'",
@@ -216,6 +218,7 @@ PUBLISHED = {
         3_880_263_168,
     ),
     "OLMo-2-7B": (_sizes(32, 4096, 11008, 32, 100352, 4096, model_type="olmo2"), 7_298_617_344),
+    "SmolLM3-3B": (_sizes(36, 2048, 11008, 16, 128256, 65536, model_type="smollm3"), 3_075_098_624),
     "phi-2": (_sizes(32, 2560, 10240, 32, 51200, 2048, model_type="phi", partial_rotary_factor=0.4), 2_779_683_840),
 }
 

@@ -131,7 +131,7 @@ RARE = (
     *("rope_scaling", "rope_parameters", "layer_types", "sliding_window", "use_sliding_window", "max_window_layers"),
     *("n_inner", "head_dim", "num_key_value_heads", "hidden_activation", "quantization_config", "attention_bias"),
     *("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "partial_rotary_factor"),
-    *("rope_local_base_freq", "sliding_window_pattern"),
+    *("rope_local_base_freq", "sliding_window_pattern", "no_rope_layers", "no_rope_layer_interval"),
     *("original_max_position_embeddings", "scale_attn_weights", "use_bidirectional_attention", "text_config"),
 )
 SMALL: tuple[Any, ...] = (None, True, False, 0, 1, -1, 3, 0.5, -0.5, "", "gelu", "64", [], [1], {}, {"a": 1})

@@ -58,6 +58,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen2": ("Qwen2", GROUPED | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
     "qwen3": ("Qwen3", GROUPED | {"head_dim": 10}),
+    "smollm3": (
+        "SmolLM3",
+        GROUPED
+        | {
+            "no_rope_layers": [1, 0, 1, 0],
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 3.0},
+        },
+    ),
     "mistral": ("Mistral", GROUPED | {"sliding_window": 7, "head_dim": 8}),
     "gemma": ("Gemma", GROUPED | {"head_dim": 10, "num_key_value_heads": 1}),
     "gemma2": (
