@@ -22,7 +22,7 @@ from saejax.parallel import sharding_of
 # Published models have little more than a hundred. A file that claims a million costs minutes to list.
 MOST_LAYERS = 4096
 _SIZES = ("d_model", "n_head", "kv_heads", "d_head", "d_mlp", "vocab_size", "context_length")
-_BY_LAYER = ("ropes", "windows")
+_BY_LAYER = ("ropes", "windows", "sparse")
 _FLAGS = (
     "tied_embeddings",
     "qkv_bias",
@@ -109,6 +109,23 @@ class Rope:
 
 
 @dataclasses.dataclass(frozen=True)
+class Experts:
+    """Of `count` MLPs, each `width` wide, a router chooses `used` for each token; `experts.py` has the equations."""
+
+    count: int
+    used: int
+    width: int
+    normed: bool
+
+    def __post_init__(self) -> None:
+        check_size("the number of experts", self.count, 2**12)
+        check_size("num_experts_per_tok", self.used, self.count)
+        check_size("the width of an expert", self.width)
+        if type(self.normed) is not bool:
+            raise DataError(f"config.json: norm_topk_prob is {self.normed!r}; it must be true or false.")
+
+
+@dataclasses.dataclass(frozen=True)
 class DecoderConfig(DecoderPoints):
     """Shapes and conventions of one decoder; always read from the checkpoint. The defaults are GPT-2's.
 
@@ -119,6 +136,7 @@ class DecoderConfig(DecoderPoints):
         ropes: for each layer its rotary positions, where they differ; None: that layer has none. Empty: `rope` in all.
         windows: for each layer the number of positions that attention sees, itself included; None: all. Empty: all.
         qk_norm, qk_norm_of_all: queries and keys are normed, each head by itself, or all heads of a token as one.
+        experts: of the layers that are `sparse`.
         attn_scale: factor on q k^T; None: d_head^-1/2.
         attn_softcap, logit_softcap: cap in x -> cap tanh(x / cap), on attention scores and logits; None: no cap.
         embed_scale: factor on the token embeddings.
@@ -141,6 +159,7 @@ class DecoderConfig(DecoderPoints):
     qk_norm: bool = False
     qk_norm_of_all: bool = False
     gated_mlp: bool = False
+    experts: Experts | None = None
     attn_scale: float | None = None
     attn_softcap: float | None = None
     logit_softcap: float | None = None
@@ -170,8 +189,19 @@ class DecoderConfig(DecoderPoints):
                 raise DataError(f"config.json: {len(getattr(self, field))} {field} for {self.n_layer} layers.")
         for window in set(self.windows) - {None}:
             check_size("sliding_window", window)
-        for field, spec in (("outer", outer_parameters(self)), ("block", block_parameters(self))):
-            object.__setattr__(self, field, sum(math.prod(parameter.shape) for _, parameter in _flattened(spec)))
+        if any(self.sparse) and self.experts is None:
+            raise DataError("Layers are sparse, yet there are no experts.")
+        self._count_parameters()
+
+    def _count_parameters(self) -> None:
+        sizes = {kind: _numbers(block_parameters(self, kind)) for kind in dict.fromkeys(self.layer_sparse)}
+        met = dict(sizes)
+        if self.experts is not None and True in met:
+            met[True] -= 3 * (self.experts.count - self.experts.used) * self.d_model * self.experts.width
+        block = sum(met[kind] for kind in self.layer_sparse) // self.n_layer
+        idle = sum(sizes[kind] for kind in self.layer_sparse) - self.n_layer * block
+        for field, value in (("outer", _numbers(outer_parameters(self))), ("block", block), ("idle", idle)):
+            object.__setattr__(self, field, value)
 
     @property
     def layer_windows(self) -> tuple[int | None, ...]:
@@ -215,14 +245,14 @@ def outer_parameters(c: DecoderConfig) -> Spec:
     return spec
 
 
-def block_parameters(c: DecoderConfig) -> Spec:
-    """One block; all blocks have the same. Attention's are per head: `W_Q` [M, H, D], `W_O` [H, D, M]."""
+def block_parameters(c: DecoderConfig, sparse: bool = False) -> Spec:
+    """One block; all of a kind have the same. Attention's are per head: `W_Q` [M, H, D], `W_O` [H, D, M]."""
     spec: Spec = {"attn": _attention(c)}
     if c.pre_norms:
         spec["ln1"] = _norm(c, c.d_model, "d_model")
     if c.pre_norms and c.residual != "parallel_one_norm":
         spec["ln2"] = _norm(c, c.d_model, "d_model")
-    spec["mlp"] = _mlp(c)
+    spec |= {"experts": _experts(c)} if sparse else {"mlp": _mlp(c)}
     if c.post_norms:
         spec |= {"ln1_post": _norm(c, c.d_model, "d_model"), "ln2_post": _norm(c, c.d_model, "d_model")}
     return spec
@@ -231,9 +261,9 @@ def block_parameters(c: DecoderConfig) -> Spec:
 def leaves(c: DecoderConfig) -> Iterator[tuple[ParameterPath, Parameter]]:
     """(path, parameter) of the whole tree one by one: nothing as long as the number of layers is ever held."""
     yield from _flattened(outer_parameters(c))
-    block = list(_flattened(block_parameters(c)))
-    for i in range(c.n_layer):
-        yield from ((("blocks", i, *path), parameter) for path, parameter in block)
+    blocks = {kind: list(_flattened(block_parameters(c, kind))) for kind in dict.fromkeys(c.layer_sparse)}
+    for i, kind in enumerate(c.layer_sparse):
+        yield from ((("blocks", i, *path), parameter) for path, parameter in blocks[kind])
 
 
 def tree_of(c: DecoderConfig, leaf: Callable[[ParameterPath, Parameter], Any]) -> dict[str, Any]:
@@ -272,6 +302,10 @@ def _flattened(spec: Spec) -> Iterator[tuple[ParameterPath, Parameter]]:
             yield from (((name, *path), parameter) for path, parameter in _flattened(value))
 
 
+def _numbers(spec: Spec) -> int:
+    return sum(math.prod(parameter.shape) for _, parameter in _flattened(spec))
+
+
 def _norm(c: DecoderConfig, size: int, axis: str | None) -> Spec:
     scale: Spec = {"w": Parameter((size,), (axis,), mean=1.0)}
     return scale | ({"b": Parameter((size,), (axis,))} if c.norm == "layer" else {})
@@ -302,6 +336,18 @@ def _mlp(c: DecoderConfig) -> Spec:
         spec |= {f"b_{name}": Parameter((c.d_mlp,), ("d_mlp",)) for name in names}
         spec["b_out"] = Parameter((c.d_model,), ("d_model",))
     return spec
+
+
+def _experts(c: DecoderConfig) -> Spec:
+    """`W_router` [M, E], and of each expert what `_mlp` has: `W_gate` and `W_in` [E, M, F], `W_out` [E, F, M]."""
+    assert c.experts is not None
+    count, width = c.experts.count, c.experts.width
+    into, out = (count, c.d_model, width), (count, width, c.d_model)
+    return {
+        "W_router": Parameter((c.d_model, count), ("d_model", None), std=0.02),
+        **{f"W_{name}": Parameter(into, (None, "d_model", "d_mlp"), std=0.02) for name in ("in", "gate")},
+        "W_out": Parameter(out, (None, "d_mlp", "d_model"), std=_residual_std(c)),
+    }
 
 
 def _residual_std(c: DecoderConfig) -> float:

@@ -16,6 +16,7 @@ Hook points of block i (`blocks.{i}.<name>`), in the order of computation:
     resid_post    [B, S, M]     residual stream leaving the block
 With post norms there are ln1_post_scale and ln2_post_scale too; ln_final_scale is the last norm's.
 Without norms before the parts (OLMo 2) is no ln1_scale, no ln2_scale: attention reads resid_pre, the MLP resid_mid.
+An MLP of experts has no mlp_act.
 In a parallel block the MLP reads resid_pre, so resid_mid is on the way to resid_post alone; with a single norm in the
 block there is no ln2_scale and mlp_in is what attention reads.
 """
@@ -31,6 +32,7 @@ import numpy as np
 from saejax.core.arrays import as_array
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm.conventions import DecoderConfig, Parameter, ParameterPath, Rope, tree_of
+from saejax.lm.experts import routed
 from saejax.lm.rows import check_ids, check_rows
 
 Params = dict[str, Any]
@@ -250,7 +252,11 @@ def _block(
         normed_BSM = _norm(config, "ln2", p, mid_BSM if config.residual == "sequential" else x_BSM, tap)
     elif config.residual == "sequential":
         normed_BSM = mid_BSM
-    out_BSM = _mlp(config, p["mlp"], tap("mlp_in", normed_BSM), tap)
+    normed_BSM = tap("mlp_in", normed_BSM)
+    if config.experts is not None and "experts" in p:
+        out_BSM = routed(config.experts, ACTIVATIONS[config.activation], p["experts"], normed_BSM)
+    else:
+        out_BSM = _mlp(config, p["mlp"], normed_BSM, tap)
     if "ln2_post" in p:
         out_BSM = _norm(config, "ln2_post", p, out_BSM, tap)
     return tap("resid_post", mid_BSM + tap("mlp_out", out_BSM))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from saejax.core.errors import DataError
-from saejax.lm.conventions import MOST_LAYERS, DecoderConfig, Llama3Scaling, Rope, check_positive, check_size
+from saejax.lm.conventions import MOST_LAYERS, DecoderConfig, Experts, Llama3Scaling, Rope, check_positive, check_size
 
 ConfigJson = dict[str, Any]
 Shape = tuple[int, ...]
@@ -23,13 +23,15 @@ _OTHERWISE = "Choose a checkpoint without it, or set lm.backend=torch: PyTorch r
 class Layout:
     """The form in which a checkpoint holds one parameter: its shape in the file, and its way from and to there.
 
-    A tensor that holds several parameters has what `write` gives for each stacked along `axis`.
+    A tensor that holds several parameters has what `write` gives for each stacked along `axis`. Where one lies in
+    many tensors, one for each number of its first axis, this is each of them; the tensors' name has a second `{}`.
     """
 
     stored: Callable[[Shape], Shape]
     read: Callable[[np.ndarray, Shape], np.ndarray]
     write: Callable[[np.ndarray, Shape], np.ndarray]
     axis: int | None = None
+    many: bool = False
 
 
 def _transposed(x: np.ndarray, stored: Shape) -> np.ndarray:
@@ -46,6 +48,20 @@ LINEAR_OF_HEADS = Layout(
     lambda shape: (shape[-1], math.prod(shape[:-1])), lambda x, shape: x.T.reshape(shape), _transposed
 )
 CONV_OF_HEADS = Layout(lambda shape: (math.prod(shape[:-1]), shape[-1]), lambda x, shape: x.reshape(shape), np.reshape)
+# Of experts: a Linear for each, or one stack of them.
+LINEAR_OF_EACH = dataclasses.replace(LINEAR, many=True)
+STACK = Layout(
+    lambda shape: (shape[0], shape[2], shape[1]), lambda x, shape: x.swapaxes(1, 2), lambda x, stored: x.swapaxes(1, 2)
+)
+
+
+def half(part: int) -> Layout:
+    """A stack of Linears, (expert, two of them one below the other, in): part 0 or 1. It is only read."""
+
+    def read(x: np.ndarray, shape: Shape) -> np.ndarray:
+        return x[:, part * shape[2] : (part + 1) * shape[2]].swapaxes(1, 2)
+
+    return dataclasses.replace(STACK, stored=lambda shape: (shape[0], 2 * shape[2], shape[1]), read=read)
 
 
 def third(part: int) -> Layout:
@@ -83,6 +99,7 @@ class Architecture:
         tensors: {parameter's path: (tensor name, layout)}; `blocks.attn.W_Q` stands for every block's, with `{}` in the
             tensor name for the block's number.
         prefix: what may stand in front of every tensor name but the head's.
+        stacked: as `tensors`, of what a checkpoint may hold in another form; it is read where it is there.
         beside: how the names of tensors begin that text does not meet.
     """
 
@@ -90,6 +107,7 @@ class Architecture:
     tensors: Tensors
     prefix: str
     beside: tuple[str, ...] = ()
+    stacked: Tensors = dataclasses.field(default_factory=dict)
 
 
 def architecture(config_json: ConfigJson, where: str) -> Architecture:
@@ -288,6 +306,38 @@ def _qwen3_config(c: ConfigJson) -> DecoderConfig:
     return _llama_like(c, 128, qk_norm=True, windows=_qwen_windows(c), **_attention_bias(c))
 
 
+def _qwen3_moe_config(c: ConfigJson) -> DecoderConfig:
+    _refuse_unless(c, layer_types=None)
+    c = {"num_key_value_heads": 4} | c
+    layers = check_size("num_hidden_layers", c["num_hidden_layers"], MOST_LAYERS)
+    step = check_size("decoder_sparse_step", _given(c, "decoder_sparse_step", 1))
+    dense = _given(c, "mlp_only_layers", [])
+    if type(dense) is not list or any(type(i) is not int for i in dense):
+        raise DataError(f"config.json: mlp_only_layers is {str(dense)[:200]}; it must be a list of numbers of layers.")
+    window = _given(c, "sliding_window", 4096) if c.get("use_sliding_window") else None
+    return _llama_like(
+        c,
+        qk_norm=True,
+        windows=_windows(c, window, lambda i: window is not None),
+        experts=_experts(c, 128, _given(c, "moe_intermediate_size", 768)),
+        sparse=tuple(i not in dense and (i + 1) % step == 0 for i in range(layers)),
+        **_attention_bias(c),
+    )
+
+
+def _olmoe_config(c: ConfigJson) -> DecoderConfig:
+    _refuse_unless(c, clip_qkv=None)
+    layers = check_size("num_hidden_layers", c["num_hidden_layers"], MOST_LAYERS)
+    experts = _experts(c, 64, c["intermediate_size"])
+    more: dict[str, Any] = {"experts": experts, "sparse": (True,) * layers, "qk_norm_of_all": True} | _attention_bias(c)
+    return _llama_like({"rms_norm_eps": 1e-5} | c, **more)
+
+
+def _experts(c: ConfigJson, count: int, width: Any) -> Experts:
+    count = _given(c, "num_local_experts", _given(c, "num_experts", count))
+    return Experts(count, _given(c, "num_experts_per_tok", 8), width, _given(c, "norm_topk_prob", False))
+
+
 def _smollm3_config(c: ConfigJson) -> DecoderConfig:
     c = {"num_key_value_heads": 4} | c
     layers = check_size("num_hidden_layers", c["num_hidden_layers"], MOST_LAYERS)
@@ -466,6 +516,11 @@ def _llama_tensors(norm: Layout = AS_IS, **block_norms: str) -> Tensors:
         **_separate("layers.{}.self_attn"),
         **_linears({"blocks.attn.O": "layers.{}.self_attn.o_proj"}, LINEAR_OF_HEADS),
         **_linears({f"blocks.mlp.{ours}": f"layers.{{}}.mlp.{theirs}" for ours, theirs in mlp.items()}, LINEAR),
+        "blocks.experts.W_router": ("layers.{}.mlp.gate.weight", LINEAR),
+        **{
+            f"blocks.experts.W_{ours}": (f"layers.{{}}.mlp.experts.{{}}.{theirs}.weight", LINEAR_OF_EACH)
+            for ours, theirs in mlp.items()
+        },
     }
 
 
@@ -478,6 +533,11 @@ _GEMMA2 = _llama_tensors(
     ln2_post="post_feedforward_layernorm",
 )
 _OLMO2 = _llama_tensors(ln1_post="post_attention_layernorm", ln2_post="post_feedforward_layernorm")
+_STACKED: Tensors = {
+    "blocks.experts.W_gate": ("layers.{}.mlp.experts.gate_up_proj", half(0)),
+    "blocks.experts.W_in": ("layers.{}.mlp.experts.gate_up_proj", half(1)),
+    "blocks.experts.W_out": ("layers.{}.mlp.experts.down_proj", STACK),
+}
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -486,6 +546,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(_llama_config, _LLAMA, "model."),
     "qwen2": Architecture(_qwen2_config, _LLAMA, "model."),
     "qwen3": Architecture(_qwen3_config, _LLAMA, "model."),
+    "qwen3_moe": Architecture(_qwen3_moe_config, _LLAMA, "model.", stacked=_STACKED),
+    "olmoe": Architecture(_olmoe_config, _LLAMA, "model.", stacked=_STACKED),
     "smollm3": Architecture(_smollm3_config, _LLAMA, "model."),
     "mistral": Architecture(_mistral_config, _LLAMA, "model."),
     "gemma": Architecture(_gemma_config, _GEMMA, "model."),

@@ -96,6 +96,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "few turned layers": ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers is .1.; .* for 2 layers"),
     "turned by a word": ({"model_type": "smollm3", "no_rope_layers": ["no", 1]}, "no_rope_layers is .'no', 1"),
+    "too many experts": ({"model_type": "qwen3_moe", "num_experts": 2**60}, "the number of experts is"),
+    "more than there are": ({"model_type": "olmoe", "num_experts_per_tok": 65}, "num_experts_per_tok is 65"),
+    "clipped": ({"model_type": "olmoe", "clip_qkv": 8.0}, "clip_qkv=8.0 is a variant of olmoe"),
+    "dense by a word": ({"model_type": "qwen3_moe", "mlp_only_layers": "01"}, "mlp_only_layers is 01"),
+    "normed by a word": ({"model_type": "qwen3_moe", "norm_topk_prob": "yes"}, "norm_topk_prob is 'yes'"),
     "yarn within": (
         {"model_type": "gemma3_text", "rope_parameters": {"sliding_attention": {"rope_type": "yarn"}}},
         "rope type 'yarn'",
@@ -219,6 +224,11 @@ PUBLISHED = {
     ),
     "OLMo-2-7B": (_sizes(32, 4096, 11008, 32, 100352, 4096, model_type="olmo2"), 7_298_617_344),
     "SmolLM3-3B": (_sizes(36, 2048, 11008, 16, 128256, 65536, model_type="smollm3"), 3_075_098_624),
+    "Qwen3-30B-A3B": (
+        _sizes(48, 2048, 6144, 32, 151936, 40960, model_type="qwen3_moe", head_dim=128),
+        30_532_122_624,
+    ),
+    "OLMoE-1B-7B": (_sizes(16, 2048, 1024, 16, 50304, 4096, model_type="olmoe"), 6_919_161_856),
     "phi-2": (_sizes(32, 2560, 10240, 32, 51200, 2048, model_type="phi", partial_rotary_factor=0.4), 2_779_683_840),
 }
 
@@ -239,8 +249,8 @@ def write_zeros(folder: Path, config_json: dict[str, Any], **instead: np.ndarray
     for path, parameter in conventions.leaves(arch.read_config(config_json)):
         stem, layout = arch.tensors[".".join(str(part) for part in path if isinstance(part, str))]
         prefix = "" if path[0] in ("W_U", "b_U") else arch.prefix
-        name = prefix + stem.format(path[1] if len(path) > 1 else "")
-        tensors[name] = np.zeros(layout.stored(parameter.shape), np.float32)
+        for name, shape in checkpoint.pieces(stem, str(path[1]) if len(path) > 1 else "", layout, parameter):
+            tensors[prefix + name] = np.zeros(shape, np.float32)
     assert instead.keys() - tensors.keys() <= {"model.layers.1.self_attn.q_norm.weight"}
     safetensors.numpy.save_file(tensors | instead, folder / "model.safetensors")
 
@@ -280,7 +290,7 @@ def test_tensors_are_compared_with_the_configuration_before_one_is_read(
 
 @pytest.mark.parametrize("family", sorted(families.ARCHITECTURES.keys() - {"gpt2"}))
 def test_every_family_has_a_place_for_all_of_its_parameters(family: str, tmp_path: Path) -> None:
-    config_json = LLAMA | {"model_type": family, "rotary_pct": 1.0, "tie_word_embeddings": False}
+    config_json = LLAMA | {"model_type": family, "rotary_pct": 1.0, "tie_word_embeddings": False, "num_experts": 9}
     text = LLAMA | {"model_type": f"{family}_text"}
     write_zeros(tmp_path, config_json | {"text_config": text})
     config, params = checkpoint.read_params(tmp_path, jnp.bfloat16)

@@ -132,6 +132,7 @@ RARE = (
     *("n_inner", "head_dim", "num_key_value_heads", "hidden_activation", "quantization_config", "attention_bias"),
     *("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "partial_rotary_factor"),
     *("rope_local_base_freq", "sliding_window_pattern", "no_rope_layers", "no_rope_layer_interval"),
+    *("num_experts", "num_experts_per_tok", "moe_intermediate_size", "mlp_only_layers", "decoder_sparse_step"),
     *("original_max_position_embeddings", "scale_attn_weights", "use_bidirectional_attention", "text_config"),
 )
 SMALL: tuple[Any, ...] = (None, True, False, 0, 1, -1, 3, 0.5, -0.5, "", "gelu", "64", [], [1], {}, {"a": 1})

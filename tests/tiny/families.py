@@ -21,6 +21,7 @@ LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }  # fmt: skip
+MIXED = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 GEMMA3 = GROUPED | {
     "head_dim": 10,
     "sliding_window": 6,
@@ -58,6 +59,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen2": ("Qwen2", GROUPED | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
     "qwen3": ("Qwen3", GROUPED | {"head_dim": 10}),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        GROUPED | MIXED | {"decoder_sparse_step": 2, "use_sliding_window": True, "sliding_window": 5},
+    ),
+    "qwen3_moe, dense by number, normed": (
+        "Qwen3Moe",
+        GROUPED | MIXED | {"mlp_only_layers": [1], "norm_topk_prob": True, "head_dim": 10, "attention_bias": True},
+    ),
+    "olmoe": ("Olmoe", GROUPED | MIXED),
     "smollm3": (
         "SmolLM3",
         GROUPED
