@@ -489,3 +489,17 @@ def test_a_mesh_of_eight_devices_gives_the_logits_of_one(lm: LanguageModel, clea
     logits, captured = jax.jit(lambda p, *r: lm.apply(p, *r, [point]))(params, *rows)
     np.testing.assert_allclose(logits, clean["logits"], atol=2e-5)
     np.testing.assert_allclose(captured[point], clean[point], atol=2e-5)
+
+
+def test_experts_spread_over_devices_are_those_of_one() -> None:
+    experts = conventions.Experts(5, 2, 8, normed=True)
+    mixed = random_lm(dataclasses.replace(CONFIG, experts=experts, sparse=(True, False)))
+    mesh, point = make_mesh(ParallelConfig((2, 4))), "blocks.0.mlp_out"
+    params = conventions.shard_params(mixed.config, mixed.params, mesh)
+    weights = params["blocks"][0]["experts"]["W_out"]
+    assert weights.sharding.shard_shape(weights.shape) == (5, 2, 16)
+    rows = [jax.device_put(x, batch_sharding(mesh)) for x in ROWS]
+    apply = jax.jit(lambda p, *r: mixed.apply(p, *r, [point]))
+    (logits, seen), (wanted, there) = apply(params, *rows), apply(mixed.params, *ROWS)
+    np.testing.assert_allclose(logits, wanted, atol=2e-5)
+    np.testing.assert_allclose(seen[point], there[point], atol=2e-5)
