@@ -134,8 +134,8 @@ def _places(
         used = {head} if head else set()
     for path, parameter in leaves(config):
         key, block = _key_and_block(path)
-        is_stacked = key in arch.stacked and find(key, arch.stacked[key][0].format(block)) is not None
-        stem, layout = (arch.stacked if is_stacked else arch.tensors)[key]
+        tables = (table for table in arch.stacked if key in table and find(key, table[key][0].format(block)))
+        stem, layout = next(tables, arch.tensors)[key]
         names: list[str] = []
         for part, wanted in pieces(stem, block, layout, parameter):
             # Of a tied embedding the unembedding's, where that is the one that is there.

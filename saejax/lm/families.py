@@ -99,7 +99,7 @@ class Architecture:
         tensors: {parameter's path: (tensor name, layout)}; `blocks.attn.W_Q` stands for every block's, with `{}` in the
             tensor name for the block's number.
         prefix: what may stand in front of every tensor name but the head's.
-        stacked: as `tensors`, of what a checkpoint may hold in another form; it is read where it is there.
+        stacked: as `tensors`, other forms of what a checkpoint may hold; one is read where it is there.
         beside: how the names of tensors begin that text does not meet.
     """
 
@@ -107,7 +107,7 @@ class Architecture:
     tensors: Tensors
     prefix: str
     beside: tuple[str, ...] = ()
-    stacked: Tensors = dataclasses.field(default_factory=dict)
+    stacked: tuple[Tensors, ...] = ()
 
 
 def architecture(config_json: ConfigJson, where: str) -> Architecture:
@@ -533,11 +533,17 @@ _GEMMA2 = _llama_tensors(
     ln2_post="post_feedforward_layernorm",
 )
 _OLMO2 = _llama_tensors(ln1_post="post_attention_layernorm", ln2_post="post_feedforward_layernorm")
-_STACKED: Tensors = {
-    "blocks.experts.W_gate": ("layers.{}.mlp.experts.gate_up_proj", half(0)),
-    "blocks.experts.W_in": ("layers.{}.mlp.experts.gate_up_proj", half(1)),
-    "blocks.experts.W_out": ("layers.{}.mlp.experts.down_proj", STACK),
-}
+_STACKED: tuple[Tensors, ...] = (
+    {
+        "blocks.experts.W_gate": ("layers.{}.mlp.experts.gate_up_proj", half(0)),
+        "blocks.experts.W_in": ("layers.{}.mlp.experts.gate_up_proj", half(1)),
+        "blocks.experts.W_out": ("layers.{}.mlp.experts.down_proj", STACK),
+    },
+    {
+        f"blocks.experts.W_{ours}": (f"layers.{{}}.mlp.experts.{theirs}_proj.weight", STACK)  # of GGUF
+        for ours, theirs in (("gate", "gate"), ("in", "up"), ("out", "down"))
+    },
+)
 
 
 ARCHITECTURES: dict[str, Architecture] = {
