@@ -62,7 +62,7 @@ def watch(
     written = {layer.write for layer in layers}
     inputs = [f"blocks.{i}.mlp_in" for i in range(config.n_layer) if f"blocks.{i}.mlp_out" not in written]
     points = {name for layer in layers for name in (layer.read, layer.write)}
-    attends = [watching(window) for window in _windows(config)]
+    attends = [watching(window) for window in config.layer_windows]
     with _exact(params):
         _, seen = _forward(config, params, tokens_S, attends, {*scales, *inputs, *points, last}, {})
         x_M, scale_1 = seen[last][0, end - 1], seen["ln_final_scale"][0, end - 1]
@@ -153,7 +153,7 @@ def linear(
     def attending(window: int | None, q: jax.Array, k: jax.Array) -> Attend:
         return lambda _, __, v, tap: _attended(config, window, q, k, v)
 
-    attends = [attending(*block) for block in zip(_windows(config), frozen["queries"], frozen["keys"], strict=True)]
+    attends = [attending(*block) for block in zip(config.layer_windows, frozen["queries"], frozen["keys"], strict=True)]
     last = f"blocks.{config.n_layer - 1}.resid_post"
     tokens_S = jnp.zeros(delta_SM.shape[0], jnp.int32)  # their embeddings are a constant
     with _exact(params):
@@ -257,13 +257,6 @@ def _exact(params: Params) -> Any:
     return jax.default_matmul_precision("highest" if params["W_E"].dtype == jnp.float32 else None)
 
 
-def _windows(config: DecoderConfig) -> tuple[int | None, ...]:
-    return config.windows or (None,) * config.n_layer
-
-
 def _scales(config: DecoderConfig) -> list[str]:
     """Names of all norms' scales in the blocks and after them."""
-    names = ["ln1_scale"]
-    names += [] if config.residual == "parallel_one_norm" else ["ln2_scale"]
-    names += ["ln1_post_scale", "ln2_post_scale"] if config.post_norms else []
-    return [*(f"blocks.{i}.{name}" for i in range(config.n_layer) for name in names), "ln_final_scale"]
+    return [name for name in config.inner_points() if name.endswith("_scale")]

@@ -84,9 +84,11 @@ def read_params(
     tensor = functools.lru_cache(maxsize=2)(files.read)  # queries, keys and values may be parts of one weight and bias
 
     def leaf(path: ParameterPath, parameter: Parameter) -> jax.Array:
-        name, layout = places[path]
+        names, layout = places[path]
         leaf_dtype = jnp.float32 if path[-1] in ("w", "b") else dtype  # of norms
-        value = layout.read(tensor(name), parameter.shape)
+        shape = parameter.shape[1:] if layout.many else parameter.shape
+        values = [layout.read(tensor(name), shape) for name in names]
+        value = np.stack(values) if layout.many else values[0]
         if mesh is None:
             return jnp.asarray(value, leaf_dtype)
         return jax.device_put(value.astype(leaf_dtype), sharding_of(mesh, parameter.shape, parameter.axes))
@@ -106,24 +108,24 @@ def stored(folder: Path) -> tuple[DecoderConfig, tuple[str, ...]]:
     except DataError:
         return config, ()
     config, places = _places(folder, files, architecture(config_json, str(folder)), config)
-    return config, tuple(sorted({files.header(name)[1] for name, _ in places.values()}))
+    return config, tuple(sorted({files.header(name)[1] for names, _ in places.values() for name in names}))
 
 
 def _places(
     folder: Path, files: TensorFiles | GgufTensors, arch: Architecture, config: DecoderConfig
-) -> tuple[DecoderConfig, dict[ParameterPath, tuple[str, Layout]]]:
-    """(config, {path: (tensor, layout)} of all parameters), every header compared with what it implies.
+) -> tuple[DecoderConfig, dict[ParameterPath, tuple[list[str], Layout]]]:
+    """(config, {path: (tensors, layout)} of all parameters), every header compared with what it implies.
 
     The config is the given one, tied only where the files do not hold another unembedding.
     """
 
-    def find(key: str, block: str = "") -> str | None:
+    def find(key: str, stem: str = "") -> str | None:
         """The tensor of a parameter of the table; a head has no prefix, and its usual name beside its own."""
-        stem = arch.tensors[key][0].format(block)
+        stem = stem or arch.tensors[key][0]
         second = stem.replace("embed_out.", "lm_head.") if key in _UNEMBEDDING else f"{arch.prefix}{stem}"
         return next((name for name in (stem, second) if name in files.names), None)
 
-    places: dict[ParameterPath, tuple[str, Layout]] = {}
+    places: dict[ParameterPath, tuple[list[str], Layout]] = {}
     used = set()
     if config.tied_embeddings:
         embedding, head = find("W_E"), find("W_U")
@@ -132,28 +134,22 @@ def _places(
         used = {head} if head else set()
     for path, parameter in leaves(config):
         key, block = _key_and_block(path)
-        stem, layout = arch.tensors[key]
-        # Of a tied embedding the unembedding's, where that is the one that is there.
-        name = find(key, block) or (find("W_U") if config.tied_embeddings and key == "W_E" else None)
-        if name is None:
-            there = ", ".join(sorted(files.names)[:5])
-            raise DataError(f"{folder}: tensor {stem.format(block)!r} is missing; there are {there}, ...")
-        (shape, dtype), wanted = files.header(name), layout.stored(parameter.shape)
-        if shape != wanted:
-            raise DataError(
-                f"{folder}: tensor {name!r} does not have the shape that config.json gives it: "
-                f"{'.'.join(map(str, path))} is {shape}, config.json says {wanted}."
-            )
-        if not files.holds_floats(name):
-            raise DataError(
-                f"{folder}: tensor {name!r} holds {dtype}; the JAX decoder reads {', '.join(FLOATS)}. Give the "
-                "checkpoint before it was quantised."
-            )
-        places[path] = name, layout
-        used.add(name)
+        tables = (table for table in arch.stacked if key in table and find(key, table[key][0].format(block)))
+        stem, layout = next(tables, arch.tensors)[key]
+        names: list[str] = []
+        for part, wanted in pieces(stem, block, layout, parameter):
+            # Of a tied embedding the unembedding's, where that is the one that is there.
+            name = find(key, part) or (find("W_U") if config.tied_embeddings and key == "W_E" else None)
+            if name is None:
+                there = ", ".join(sorted(files.names)[:5])
+                raise DataError(f"{folder}: tensor {part!r} is missing; there are {there}, ...")
+            _check_header(folder, files, name, ".".join(map(str, path)), wanted)
+            names.append(name)
+        places[path] = names, layout
+        used.update(names)
     # A tensor that has no place (a bias, a norm, a second head) means that the model computes something else.
     for name in sorted(files.names - used):
-        if not _BUFFERS.search(name):
+        if not _BUFFERS.search(name) and not name.startswith(arch.beside):
             raise DataError(
                 f"{folder}: config.json gives the tensor {_shortened(repr(name), 200)} no place, so this is a variant "
                 "that the JAX decoder does not have. Check config.json, or study this model through PyTorch hooks."
@@ -161,10 +157,35 @@ def _places(
     return config, places
 
 
+def _check_header(
+    folder: Path, files: TensorFiles | GgufTensors, name: str, parameter: str, wanted: tuple[int, ...]
+) -> None:
+    shape, dtype = files.header(name)
+    if shape != wanted:
+        raise DataError(
+            f"{folder}: tensor {name!r} does not have the shape that config.json gives it: {parameter} is {shape}, "
+            f"config.json says {wanted}."
+        )
+    if not files.holds_floats(name):
+        raise DataError(
+            f"{folder}: tensor {name!r} holds {dtype}; the JAX decoder reads {', '.join(FLOATS)}. Give the checkpoint "
+            "before it was quantised."
+        )
+
+
+def pieces(stem: str, block: str, layout: Layout, parameter: Parameter) -> list[tuple[str, tuple[int, ...]]]:
+    """(name without prefix, shape in the file) of each tensor in which a parameter lies."""
+    if not layout.many:
+        return [(stem.format(block), layout.stored(parameter.shape))]
+    return [(stem.format(block, i), layout.stored(parameter.shape[1:])) for i in range(parameter.shape[0])]
+
+
 def write(folder: Path, config_json: dict[str, Any], params: dict[str, Any]) -> None:
     """Write config.json and model.safetensors so that transformers and `read_params` both load them."""
     folder = Path(folder)
     arch = architecture(config_json, str(folder))
+    if arch.beside:
+        raise DataError(f"{folder}: {config_json['model_type']} has more than text, which saejax does not write.")
     folder.mkdir(parents=True, exist_ok=True)
     config, params = arch.read_config(config_json), jax.tree.map(np.asarray, params)
     # An unembedding beside a tied embedding is written too: `read_params` and transformers take both as they are.
@@ -176,10 +197,11 @@ def write(folder: Path, config_json: dict[str, Any], params: dict[str, Any]) -> 
         key, block = _key_and_block(path)
         stem, layout = arch.tensors[key]
         # The head alone has no prefix; the embedding it may be tied to has one.
-        name = f"{'' if key in _UNEMBEDDING else arch.prefix}{stem.format(block)}"
-        joined[name] = layout.axis, layout.stored(parameter.shape)
         value: Any = functools.reduce(operator.getitem, path, cast(Any, params))
-        parts[name].append(layout.write(value, joined[name][1]))
+        prefix, values = "" if key in _UNEMBEDDING else arch.prefix, value if layout.many else [value]
+        for one, (name, shape) in zip(values, pieces(stem, block, layout, parameter), strict=True):
+            joined[prefix + name] = layout.axis, shape
+            parts[prefix + name].append(layout.write(one, shape))
     tensors = {
         name: np.ascontiguousarray((parts[name][0] if axis is None else np.stack(parts[name], axis)).reshape(shape))
         for name, (axis, shape) in joined.items()

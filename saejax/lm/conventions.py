@@ -22,6 +22,7 @@ from saejax.parallel import sharding_of
 # Published models have little more than a hundred. A file that claims a million costs minutes to list.
 MOST_LAYERS = 4096
 _SIZES = ("d_model", "n_head", "kv_heads", "d_head", "d_mlp", "vocab_size", "context_length")
+_BY_LAYER = ("ropes", "windows", "sparse")
 _FLAGS = (
     "tied_embeddings",
     "qkv_bias",
@@ -29,7 +30,9 @@ _FLAGS = (
     "mlp_bias",
     "unembed_bias",
     "qk_norm",
+    "qk_norm_of_all",
     "gated_mlp",
+    "pre_norms",
     "post_norms",
 )
 _TINY, _HUGE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
@@ -106,6 +109,23 @@ class Rope:
 
 
 @dataclasses.dataclass(frozen=True)
+class Experts:
+    """Of `count` MLPs, each `width` wide, a router chooses `used` for each token; `experts.py` has the equations."""
+
+    count: int
+    used: int
+    width: int
+    normed: bool
+
+    def __post_init__(self) -> None:
+        check_size("the number of experts", self.count, 2**12)
+        check_size("num_experts_per_tok", self.used, self.count)
+        check_size("the width of an expert", self.width)
+        if type(self.normed) is not bool:
+            raise DataError(f"config.json: norm_topk_prob is {self.normed!r}; it must be true or false.")
+
+
+@dataclasses.dataclass(frozen=True)
 class DecoderConfig(DecoderPoints):
     """Shapes and conventions of one decoder; always read from the checkpoint. The defaults are GPT-2's.
 
@@ -113,7 +133,10 @@ class DecoderConfig(DecoderPoints):
         activation: of the MLP; a key of `decoder.ACTIVATIONS`.
         norm: `layer` (mean subtracted, a shift) or `rms`. A scale stored as w of 1 + w has its 1 added on reading.
         rope: rotary positions; None: a table of learned ones.
+        ropes: for each layer its rotary positions, where they differ; None: that layer has none. Empty: `rope` in all.
         windows: for each layer the number of positions that attention sees, itself included; None: all. Empty: all.
+        qk_norm, qk_norm_of_all: queries and keys are normed, each head by itself, or all heads of a token as one.
+        experts: of the layers that are `sparse`.
         attn_scale: factor on q k^T; None: d_head^-1/2.
         attn_softcap, logit_softcap: cap in x -> cap tanh(x / cap), on attention scores and logits; None: no cap.
         embed_scale: factor on the token embeddings.
@@ -127,13 +150,16 @@ class DecoderConfig(DecoderPoints):
     tied_embeddings: bool
     norm: str = "layer"
     rope: Rope | None = None
+    ropes: tuple[Rope | None, ...] = ()
     windows: tuple[int | None, ...] = ()
     qkv_bias: bool = True
     attn_out_bias: bool = True
     mlp_bias: bool = True
     unembed_bias: bool = False
     qk_norm: bool = False
+    qk_norm_of_all: bool = False
     gated_mlp: bool = False
+    experts: Experts | None = None
     attn_scale: float | None = None
     attn_softcap: float | None = None
     logit_softcap: float | None = None
@@ -155,14 +181,41 @@ class DecoderConfig(DecoderPoints):
             raise DataError(f"norm {self.norm!r} is one of {NORMS}, residual {self.residual!r} one of {RESIDUALS}.")
         if self.n_head % self.kv_heads:
             raise DataError(f"config.json: {self.n_head} heads cannot share {self.kv_heads} heads of keys and values.")
-        if self.rope is not None and self.rope.width > self.d_head:
-            raise DataError(f"config.json: {self.rope.width} numbers of each head are rotated; it has {self.d_head}.")
-        if self.windows and len(self.windows) != self.n_layer:
-            raise DataError(f"config.json: {len(self.windows)} attention windows for {self.n_layer} layers.")
+        for rope in set(self.layer_ropes):
+            if rope is not None and rope.width > self.d_head:
+                raise DataError(f"config.json: {rope.width} numbers of each head are rotated; it has {self.d_head}.")
+        for field in _BY_LAYER:
+            if len(getattr(self, field)) not in (0, self.n_layer):
+                raise DataError(f"config.json: {len(getattr(self, field))} {field} for {self.n_layer} layers.")
         for window in set(self.windows) - {None}:
             check_size("sliding_window", window)
-        for field, spec in (("outer", outer_parameters(self)), ("block", block_parameters(self))):
-            object.__setattr__(self, field, sum(math.prod(parameter.shape) for _, parameter in _flattened(spec)))
+        if any(self.sparse) and self.experts is None:
+            raise DataError("Layers are sparse, yet there are no experts.")
+        self._count_parameters()
+
+    def _count_parameters(self) -> None:
+        sizes = {kind: _numbers(block_parameters(self, kind)) for kind in dict.fromkeys(self.layer_sparse)}
+        met = dict(sizes)
+        if self.experts is not None and True in met:
+            met[True] -= 3 * (self.experts.count - self.experts.used) * self.d_model * self.experts.width
+        block = sum(met[kind] for kind in self.layer_sparse) // self.n_layer
+        idle = sum(sizes[kind] for kind in self.layer_sparse) - self.n_layer * block
+        for field, value in (("outer", _numbers(outer_parameters(self))), ("block", block), ("idle", idle)):
+            object.__setattr__(self, field, value)
+
+    @property
+    def layer_windows(self) -> tuple[int | None, ...]:
+        """`windows`, one for each layer."""
+        return self.windows or (None,) * self.n_layer
+
+    @property
+    def layer_ropes(self) -> tuple[Rope | None, ...]:
+        """`ropes`, one for each layer; None: learned positions, or none."""
+        return self.ropes or (self.rope,) * self.n_layer
+
+    def of_first(self, n_layer: int) -> "DecoderConfig":
+        """The model of its first layers."""
+        return dataclasses.replace(self, n_layer=n_layer, **{x: getattr(self, x)[:n_layer] for x in _BY_LAYER})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,12 +245,14 @@ def outer_parameters(c: DecoderConfig) -> Spec:
     return spec
 
 
-def block_parameters(c: DecoderConfig) -> Spec:
-    """One block; all blocks have the same. Attention's are per head: `W_Q` [M, H, D], `W_O` [H, D, M]."""
-    spec: Spec = {"attn": _attention(c), "ln1": _norm(c, c.d_model, "d_model")}
-    if c.residual != "parallel_one_norm":
+def block_parameters(c: DecoderConfig, sparse: bool = False) -> Spec:
+    """One block; all of a kind have the same. Attention's are per head: `W_Q` [M, H, D], `W_O` [H, D, M]."""
+    spec: Spec = {"attn": _attention(c)}
+    if c.pre_norms:
+        spec["ln1"] = _norm(c, c.d_model, "d_model")
+    if c.pre_norms and c.residual != "parallel_one_norm":
         spec["ln2"] = _norm(c, c.d_model, "d_model")
-    spec["mlp"] = _mlp(c)
+    spec |= {"experts": _experts(c)} if sparse else {"mlp": _mlp(c)}
     if c.post_norms:
         spec |= {"ln1_post": _norm(c, c.d_model, "d_model"), "ln2_post": _norm(c, c.d_model, "d_model")}
     return spec
@@ -206,9 +261,9 @@ def block_parameters(c: DecoderConfig) -> Spec:
 def leaves(c: DecoderConfig) -> Iterator[tuple[ParameterPath, Parameter]]:
     """(path, parameter) of the whole tree one by one: nothing as long as the number of layers is ever held."""
     yield from _flattened(outer_parameters(c))
-    block = list(_flattened(block_parameters(c)))
-    for i in range(c.n_layer):
-        yield from ((("blocks", i, *path), parameter) for path, parameter in block)
+    blocks = {kind: list(_flattened(block_parameters(c, kind))) for kind in dict.fromkeys(c.layer_sparse)}
+    for i, kind in enumerate(c.layer_sparse):
+        yield from ((("blocks", i, *path), parameter) for path, parameter in blocks[kind])
 
 
 def tree_of(c: DecoderConfig, leaf: Callable[[ParameterPath, Parameter], Any]) -> dict[str, Any]:
@@ -247,7 +302,11 @@ def _flattened(spec: Spec) -> Iterator[tuple[ParameterPath, Parameter]]:
             yield from (((name, *path), parameter) for path, parameter in _flattened(value))
 
 
-def _norm(c: DecoderConfig, size: int, axis: str) -> Spec:
+def _numbers(spec: Spec) -> int:
+    return sum(math.prod(parameter.shape) for _, parameter in _flattened(spec))
+
+
+def _norm(c: DecoderConfig, size: int, axis: str | None) -> Spec:
     scale: Spec = {"w": Parameter((size,), (axis,), mean=1.0)}
     return scale | ({"b": Parameter((size,), (axis,))} if c.norm == "layer" else {})
 
@@ -263,6 +322,8 @@ def _attention(c: DecoderConfig) -> Spec:
         spec["b_O"] = Parameter((c.d_model,), ("d_model",))
     if c.qk_norm:
         spec |= {"q_norm": _norm(c, c.d_head, "d_head"), "k_norm": _norm(c, c.d_head, "d_head")}
+    if c.qk_norm_of_all:
+        spec |= {"q_norm": _norm(c, c.n_head * c.d_head, None), "k_norm": _norm(c, c.kv_heads * c.d_head, None)}
     return spec
 
 
@@ -275,6 +336,18 @@ def _mlp(c: DecoderConfig) -> Spec:
         spec |= {f"b_{name}": Parameter((c.d_mlp,), ("d_mlp",)) for name in names}
         spec["b_out"] = Parameter((c.d_model,), ("d_model",))
     return spec
+
+
+def _experts(c: DecoderConfig) -> Spec:
+    """`W_router` [M, E], and of each expert what `_mlp` has: `W_gate` and `W_in` [E, M, F], `W_out` [E, F, M]."""
+    assert c.experts is not None
+    count, width = c.experts.count, c.experts.width
+    into, out = (count, c.d_model, width), (count, width, c.d_model)
+    return {
+        "W_router": Parameter((c.d_model, count), ("d_model", None), std=0.02),
+        **{f"W_{name}": Parameter(into, (None, "d_model", "d_mlp"), std=0.02) for name in ("in", "gate")},
+        "W_out": Parameter(out, (None, "d_mlp", "d_model"), std=_residual_std(c)),
+    }
 
 
 def _residual_std(c: DecoderConfig) -> float:

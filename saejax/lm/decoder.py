@@ -15,6 +15,8 @@ Hook points of block i (`blocks.{i}.<name>`), in the order of computation:
     mlp_out       [B, S, M]     what the MLP adds (after its post norm, where there is one)
     resid_post    [B, S, M]     residual stream leaving the block
 With post norms there are ln1_post_scale and ln2_post_scale too; ln_final_scale is the last norm's.
+Without norms before the parts (OLMo 2) is no ln1_scale, no ln2_scale: attention reads resid_pre, the MLP resid_mid.
+An MLP of experts has no mlp_act.
 In a parallel block the MLP reads resid_pre, so resid_mid is on the way to resid_post alone; with a single norm in the
 block there is no ln2_scale and mlp_in is what attention reads.
 """
@@ -30,6 +32,7 @@ import numpy as np
 from saejax.core.arrays import as_array
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm.conventions import DecoderConfig, Parameter, ParameterPath, Rope, tree_of
+from saejax.lm.experts import routed
 from saejax.lm.rows import check_ids, check_rows
 
 Params = dict[str, Any]
@@ -103,7 +106,7 @@ def run(
         x_BSM = embed(config, params, tokens_BS)
         if prefix_BPM is not None:
             x_BSM = jnp.concatenate([jnp.asarray(prefix_BPM, x_BSM.dtype), x_BSM], axis=1)
-        windows = config.windows or (None,) * config.n_layer
+        windows = config.layer_windows
         masks = {window: attention_mask(length, segments_BS, window) for window in set(windows)}
         queries = query_block(length, whole=any(name.endswith(".attn_pattern") for name in (*capture, *(edits or {}))))
         attends = [functools.partial(_within_rows, config, masks[window], queries) for window in windows]
@@ -127,12 +130,13 @@ def forward(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """`run` of what `embed` made, where each layer attends as it is told, with nothing checked."""
     captured: dict[str, jax.Array] = {}
-    rotation = None if config.rope is None else rotary_angles(config.rope, positions_BS)
+    ropes = config.layer_ropes
+    rotations = {r: None if r is None else rotary_angles(r, positions_BS) for r in dict.fromkeys(ropes)}
     if "W_pos" in params:
         x_BSM = x_BSM + params["W_pos"][positions_BS]
-    for i, (block, attend) in enumerate(zip(params["blocks"], attends, strict=True)):
+    for i, (block, rope, attend) in enumerate(zip(params["blocks"], ropes, attends, strict=True)):
         tap = _make_tap(f"blocks.{i}.", captured, wanted, edits)
-        x_BSM = _block(config, block, x_BSM, rotation, attend, tap)
+        x_BSM = _block(config, block, x_BSM, rotations[rope], attend, tap)
     x_BSM = _norm(config, "ln_final", params, x_BSM, _make_tap("", captured, wanted, edits))
     return _logits(config, params, x_BSM), captured
 
@@ -239,14 +243,20 @@ def _block(
 ) -> jax.Array:
     """One block: attention, then the MLP on its result, or on the same input in a parallel block."""
     x_BSM = tap("resid_pre", x_BSM)
-    normed_BSM = _norm(config, "ln1", p, x_BSM, tap)
+    normed_BSM = _norm(config, "ln1", p, x_BSM, tap) if "ln1" in p else x_BSM
     attn_BSM = _attention(config, p["attn"], normed_BSM, rotation, attend, tap)
     if "ln1_post" in p:
         attn_BSM = _norm(config, "ln1_post", p, attn_BSM, tap)
     mid_BSM = tap("resid_mid", x_BSM + tap("attn_out", attn_BSM))
     if "ln2" in p:
         normed_BSM = _norm(config, "ln2", p, mid_BSM if config.residual == "sequential" else x_BSM, tap)
-    out_BSM = _mlp(config, p["mlp"], tap("mlp_in", normed_BSM), tap)
+    elif config.residual == "sequential":
+        normed_BSM = mid_BSM
+    normed_BSM = tap("mlp_in", normed_BSM)
+    if config.experts is not None and "experts" in p:
+        out_BSM = routed(config.experts, ACTIVATIONS[config.activation], p["experts"], normed_BSM)
+    else:
+        out_BSM = _mlp(config, p["mlp"], normed_BSM, tap)
     if "ln2_post" in p:
         out_BSM = _norm(config, "ln2_post", p, out_BSM, tap)
     return tap("resid_post", mid_BSM + tap("mlp_out", out_BSM))
@@ -269,10 +279,13 @@ def _attention(
         y_BSHD = (x_BSM @ W_MHD.reshape(config.d_model, -1)).reshape(*x_BSM.shape[:2], *W_MHD.shape[1:])
         if f"b_{name}" in p:
             y_BSHD = y_BSHD + p[f"b_{name}"][None, None]
+        if config.qk_norm_of_all and name != "V":
+            y_BSN = y_BSHD.reshape(*x_BSM.shape[:2], -1)
+            y_BSHD = _norm(config, f"{name.lower()}_norm", p, y_BSN, _keep).reshape(y_BSHD.shape)
         return y_BSHD.transpose(0, 2, 1, 3)
 
     q_BHSD, k_BGSD, v_BGSD = heads("Q"), heads("K"), heads("V")
-    if "q_norm" in p:
+    if config.qk_norm:
         q_BHSD, k_BGSD = _norm(config, "q_norm", p, q_BHSD, _keep), _norm(config, "k_norm", p, k_BGSD, _keep)
     if rotation is not None:
         q_BHSD, k_BGSD = rotate(q_BHSD, rotation), rotate(k_BGSD, rotation)

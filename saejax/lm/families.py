@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from saejax.core.errors import DataError
-from saejax.lm.conventions import MOST_LAYERS, DecoderConfig, Llama3Scaling, Rope, check_positive, check_size
+from saejax.lm.conventions import MOST_LAYERS, DecoderConfig, Experts, Llama3Scaling, Rope, check_positive, check_size
 
 ConfigJson = dict[str, Any]
 Shape = tuple[int, ...]
@@ -23,13 +23,15 @@ _OTHERWISE = "Choose a checkpoint without it, or set lm.backend=torch: PyTorch r
 class Layout:
     """The form in which a checkpoint holds one parameter: its shape in the file, and its way from and to there.
 
-    A tensor that holds several parameters has what `write` gives for each stacked along `axis`.
+    A tensor that holds several parameters has what `write` gives for each stacked along `axis`. Where one lies in
+    many tensors, one for each number of its first axis, this is each of them; the tensors' name has a second `{}`.
     """
 
     stored: Callable[[Shape], Shape]
     read: Callable[[np.ndarray, Shape], np.ndarray]
     write: Callable[[np.ndarray, Shape], np.ndarray]
     axis: int | None = None
+    many: bool = False
 
 
 def _transposed(x: np.ndarray, stored: Shape) -> np.ndarray:
@@ -46,6 +48,20 @@ LINEAR_OF_HEADS = Layout(
     lambda shape: (shape[-1], math.prod(shape[:-1])), lambda x, shape: x.T.reshape(shape), _transposed
 )
 CONV_OF_HEADS = Layout(lambda shape: (math.prod(shape[:-1]), shape[-1]), lambda x, shape: x.reshape(shape), np.reshape)
+# Of experts: a Linear for each, or one stack of them.
+LINEAR_OF_EACH = dataclasses.replace(LINEAR, many=True)
+STACK = Layout(
+    lambda shape: (shape[0], shape[2], shape[1]), lambda x, shape: x.swapaxes(1, 2), lambda x, stored: x.swapaxes(1, 2)
+)
+
+
+def half(part: int) -> Layout:
+    """A stack of Linears, (expert, two of them one below the other, in): part 0 or 1. It is only read."""
+
+    def read(x: np.ndarray, shape: Shape) -> np.ndarray:
+        return x[:, part * shape[2] : (part + 1) * shape[2]].swapaxes(1, 2)
+
+    return dataclasses.replace(STACK, stored=lambda shape: (shape[0], 2 * shape[2], shape[1]), read=read)
 
 
 def third(part: int) -> Layout:
@@ -83,11 +99,15 @@ class Architecture:
         tensors: {parameter's path: (tensor name, layout)}; `blocks.attn.W_Q` stands for every block's, with `{}` in the
             tensor name for the block's number.
         prefix: what may stand in front of every tensor name but the head's.
+        stacked: as `tensors`, other forms of what a checkpoint may hold; one is read where it is there.
+        beside: how the names of tensors begin that text does not meet.
     """
 
     read_config: Callable[[ConfigJson], DecoderConfig]
     tensors: Tensors
     prefix: str
+    beside: tuple[str, ...] = ()
+    stacked: tuple[Tensors, ...] = ()
 
 
 def architecture(config_json: ConfigJson, where: str) -> Architecture:
@@ -239,7 +259,7 @@ def _llama_like(c: ConfigJson, d_head: int | None = None, **conventions: Any) ->
     """RMSNorm, rotary positions on whole heads, grouped queries, gated MLP; `conventions` are what differs."""
     _refuse_unless(c, partial_rotary_factor=1.0)
     d_head = c.get("head_dim") or d_head or _head_width(c, "hidden_size", "num_attention_heads")
-    rope = _rope(c, d_head)
+    rope = conventions.get("rope") or _rope(c, d_head)
     if rope.width != d_head:
         raise DataError(f"config.json: partial_rotary_factor rotates {rope.width} of a head's {d_head}. {_OTHERWISE}")
     common = {
@@ -266,6 +286,12 @@ def _llama_config(c: ConfigJson) -> DecoderConfig:
     return _llama_like(c, mlp_bias=_given(c, "mlp_bias", False), **_attention_bias(c))
 
 
+def _olmo2_config(c: ConfigJson) -> DecoderConfig:
+    return _llama_like(
+        {"rms_norm_eps": 1e-5} | c, pre_norms=False, post_norms=True, qk_norm_of_all=True, **_attention_bias(c)
+    )
+
+
 def _qwen_windows(c: ConfigJson) -> tuple[int | None, ...]:
     window = _given(c, "sliding_window", 4096) if c.get("use_sliding_window") else None
     first = _given(c, "max_window_layers", 28)
@@ -278,6 +304,59 @@ def _qwen2_config(c: ConfigJson) -> DecoderConfig:
 
 def _qwen3_config(c: ConfigJson) -> DecoderConfig:
     return _llama_like(c, 128, qk_norm=True, windows=_qwen_windows(c), **_attention_bias(c))
+
+
+def _qwen3_moe_config(c: ConfigJson) -> DecoderConfig:
+    _refuse_unless(c, layer_types=None)
+    c = {"num_key_value_heads": 4} | c
+    layers = check_size("num_hidden_layers", c["num_hidden_layers"], MOST_LAYERS)
+    step = check_size("decoder_sparse_step", _given(c, "decoder_sparse_step", 1))
+    dense = _given(c, "mlp_only_layers", [])
+    if type(dense) is not list or any(type(i) is not int for i in dense):
+        raise DataError(f"config.json: mlp_only_layers is {str(dense)[:200]}; it must be a list of numbers of layers.")
+    window = _given(c, "sliding_window", 4096) if c.get("use_sliding_window") else None
+    return _llama_like(
+        c,
+        qk_norm=True,
+        windows=_windows(c, window, lambda i: window is not None),
+        experts=_experts(c, 128, _given(c, "moe_intermediate_size", 768)),
+        sparse=tuple(i not in dense and (i + 1) % step == 0 for i in range(layers)),
+        **_attention_bias(c),
+    )
+
+
+def _olmoe_config(c: ConfigJson) -> DecoderConfig:
+    _refuse_unless(c, clip_qkv=None)
+    layers = check_size("num_hidden_layers", c["num_hidden_layers"], MOST_LAYERS)
+    experts = _experts(c, 64, c["intermediate_size"])
+    more: dict[str, Any] = {"experts": experts, "sparse": (True,) * layers, "qk_norm_of_all": True} | _attention_bias(c)
+    return _llama_like({"rms_norm_eps": 1e-5} | c, **more)
+
+
+def _experts(c: ConfigJson, count: int, width: Any) -> Experts:
+    count = _given(c, "num_local_experts", _given(c, "num_experts", count))
+    return Experts(count, _given(c, "num_experts_per_tok", 8), width, _given(c, "norm_topk_prob", False))
+
+
+def _smollm3_config(c: ConfigJson) -> DecoderConfig:
+    c = {"num_key_value_heads": 4} | c
+    layers = check_size("num_hidden_layers", c["num_hidden_layers"], MOST_LAYERS)
+    interval = check_size("no_rope_layer_interval", _given(c, "no_rope_layer_interval", 4))
+    turned = _given(c, "no_rope_layers", [int((i + 1) % interval != 0) for i in range(layers)])[:layers]
+    if len(turned) < layers or any(turns not in (0, 1) for turns in turned):
+        raise DataError(f"config.json: no_rope_layers is {str(turned)[:200]}; it must be 0 or 1 for {layers} layers.")
+    window = c.get("sliding_window") if c.get("use_sliding_window") else None
+    d_head = _given(c, "head_dim", None) or _head_width(c, "hidden_size", "num_attention_heads")
+    rope = _rope(c, d_head, theta=2e6)
+    return _llama_like(
+        c,
+        rope=rope,
+        ropes=tuple(rope if turns else None for turns in turned),
+        windows=_windows(c, window, lambda i: window is not None and not turned[i]),
+        tied_embeddings=_given(c, "tie_word_embeddings", True),
+        mlp_bias=_given(c, "mlp_bias", False),
+        **_attention_bias(c),
+    )
 
 
 def _mistral_config(c: ConfigJson) -> DecoderConfig:
@@ -312,6 +391,49 @@ def _gemma2_config(c: ConfigJson) -> DecoderConfig:
         attn_softcap=c.get("attn_logit_softcapping", 50.0),
         logit_softcap=c.get("final_logit_softcapping", 30.0),
     )
+
+
+# Of Gemma 3; the configurations of the models with images leave out what is not their own.
+_GEMMA3 = {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262_208, "max_position_embeddings": 2**17}
+
+
+def _gemma3_config(c: ConfigJson) -> DecoderConfig:
+    _refuse_unless(c, attn_logit_softcapping=None)
+    c = _GEMMA3 | c
+    pattern = check_size("sliding_window_pattern", _given(c, "sliding_window_pattern", 6))
+    windows = _windows(c, c.get("sliding_window", 4096), lambda i: (i + 1) % pattern != 0)
+    everywhere, within = _ropes_of_kinds(c, _given(c, "head_dim", 256))
+    scalar = _given(c, "query_pre_attn_scalar", 256)
+    return _gemma_config(
+        c,
+        activation=_given(c, "hidden_activation", "gelu_pytorch_tanh"),
+        post_norms=True,
+        qk_norm=True,
+        windows=windows,
+        rope=everywhere,
+        ropes=tuple(everywhere if window is None else within for window in windows),
+        attn_scale=scalar**-0.5 if type(scalar) in (int, float) and scalar > 0 else scalar,
+        logit_softcap=c.get("final_logit_softcapping"),
+    )
+
+
+def _ropes_of_kinds(c: ConfigJson, d_head: int) -> tuple[Rope, Rope]:
+    """Of layers that see everything, which alone are scaled in the old form, and of those with a window."""
+    given = _given(c, "rope_parameters", {})
+    if other := given.keys() - {"full_attention", "sliding_attention"}:
+        raise DataError(f"config.json: rope_parameters names {str(sorted(other))[:200]}, which are no kinds of layers.")
+    full = _given(given, "full_attention", {}) | _given(c, "rope_scaling", {})
+    old = {"rope_theta": c.get("rope_local_base_freq"), "rope_scaling": _given(given, "sliding_attention", {})}
+    c = c | {"rope_parameters": None}
+    return _rope(c | {"rope_scaling": full}, d_head, theta=1e6), _rope(c | old, d_head)
+
+
+def _gemma3_with_images_config(c: ConfigJson) -> DecoderConfig:
+    """The part that reads text; images are not read."""
+    text = c["text_config"]
+    _refuse_unless(text, model_type="gemma3_text", final_logit_softcapping=None)
+    tied = _given(text, "tie_word_embeddings", _given(c, "tie_word_embeddings", True))
+    return _gemma3_config(text | {"model_type": c["model_type"], "tie_word_embeddings": tied})
 
 
 # --- where tensors go -------------------------------------------------------------------------------
@@ -394,6 +516,11 @@ def _llama_tensors(norm: Layout = AS_IS, **block_norms: str) -> Tensors:
         **_separate("layers.{}.self_attn"),
         **_linears({"blocks.attn.O": "layers.{}.self_attn.o_proj"}, LINEAR_OF_HEADS),
         **_linears({f"blocks.mlp.{ours}": f"layers.{{}}.mlp.{theirs}" for ours, theirs in mlp.items()}, LINEAR),
+        "blocks.experts.W_router": ("layers.{}.mlp.gate.weight", LINEAR),
+        **{
+            f"blocks.experts.W_{ours}": (f"layers.{{}}.mlp.experts.{{}}.{theirs}.weight", LINEAR_OF_EACH)
+            for ours, theirs in mlp.items()
+        },
     }
 
 
@@ -405,6 +532,18 @@ _GEMMA2 = _llama_tensors(
     ln2="pre_feedforward_layernorm",
     ln2_post="post_feedforward_layernorm",
 )
+_OLMO2 = _llama_tensors(ln1_post="post_attention_layernorm", ln2_post="post_feedforward_layernorm")
+_STACKED: tuple[Tensors, ...] = (
+    {
+        "blocks.experts.W_gate": ("layers.{}.mlp.experts.gate_up_proj", half(0)),
+        "blocks.experts.W_in": ("layers.{}.mlp.experts.gate_up_proj", half(1)),
+        "blocks.experts.W_out": ("layers.{}.mlp.experts.down_proj", STACK),
+    },
+    {
+        f"blocks.experts.W_{ours}": (f"layers.{{}}.mlp.experts.{theirs}_proj.weight", STACK)  # of GGUF
+        for ours, theirs in (("gate", "gate"), ("in", "up"), ("out", "down"))
+    },
+)
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -413,8 +552,16 @@ ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(_llama_config, _LLAMA, "model."),
     "qwen2": Architecture(_qwen2_config, _LLAMA, "model."),
     "qwen3": Architecture(_qwen3_config, _LLAMA, "model."),
+    "qwen3_moe": Architecture(_qwen3_moe_config, _LLAMA, "model.", stacked=_STACKED),
+    "olmoe": Architecture(_olmoe_config, _LLAMA, "model.", stacked=_STACKED),
+    "smollm3": Architecture(_smollm3_config, _LLAMA, "model."),
     "mistral": Architecture(_mistral_config, _LLAMA, "model."),
     "gemma": Architecture(_gemma_config, _GEMMA, "model."),
     "gemma2": Architecture(_gemma2_config, _GEMMA2, "model."),
+    "gemma3_text": Architecture(_gemma3_config, _GEMMA2, "model."),
+    "gemma3": Architecture(
+        _gemma3_with_images_config, _GEMMA2, "language_model.model.", ("vision_tower.", "multi_modal_projector.")
+    ),
+    "olmo2": Architecture(_olmo2_config, _OLMO2, "model."),
     "phi": Architecture(_phi_config, _PHI, "model."),
 }

@@ -120,8 +120,8 @@ def extend(
             for old, new in ((cache.keys[layer], k), (cache.values[layer], v))
         )
         new_keys_values.append((k, v))
-        window = config.windows[layer] if config.windows else None
-        return decoder.attended(config, q, k, v, _visible(column_S, cache.filling, room, window), tap)
+        mask = _visible(column_S, cache.filling, room, config.layer_windows[layer])
+        return decoder.attended(config, q, k, v, mask, tap)
 
     attends = [functools.partial(attend, layer) for layer in range(config.n_layer)]
     named = edits(place_BS, given) if callable(edits) else edits or {}

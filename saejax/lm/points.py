@@ -65,38 +65,50 @@ class DecoderPoints(ModelShape):
     Attributes:
         residual: `sequential` (the MLP reads resid_mid), `parallel` (it reads resid_pre through a norm of its own), or
             `parallel_one_norm` (it reads what attention reads).
+        sparse: for each layer whether its MLP consists of experts; it has no mlp_act then. Empty: none does.
+        pre_norms: attention and MLP read the residual stream through a norm; otherwise as it is.
         post_norms: what attention and MLP add to the residual stream is normed once more.
     """
 
     residual: str = dataclasses.field(default="sequential", kw_only=True)
+    sparse: tuple[bool, ...] = dataclasses.field(default=(), kw_only=True)
+    pre_norms: bool = dataclasses.field(default=True, kw_only=True)
     post_norms: bool = dataclasses.field(default=False, kw_only=True)
 
     def points(self) -> Iterator[HookPoint]:
         """All of them, in the order in which the model computes them."""
         theirs = {ours: name for name, ours in TRANSFORMER_LENS.items()}
         for i in range(self.n_layer):
-            for name, shape in self._shapes().items():
+            for name, shape in self._shapes(i).items():
                 alias = f"blocks.{i}.{theirs[name]}" if name in theirs else ""
                 yield HookPoint(f"blocks.{i}.{name}", shape, name in HOOK_NAMES, alias)
         ours, alias = _FINAL_SCALE
         yield HookPoint(ours, (1,), False, alias)
 
-    def _shapes(self) -> dict[str, tuple[int | str, ...]]:
-        """{name in a block: shape of one token's value}, without the scales of norms that these blocks do not have."""
+    @property
+    def layer_sparse(self) -> tuple[bool, ...]:
+        """`sparse`, one for each layer."""
+        return self.sparse or (False,) * self.n_layer
+
+    def _shapes(self, layer: int) -> dict[str, tuple[int | str, ...]]:
+        """{name in a block: shape of one token's value}, without what this block does not have."""
         shapes: dict[str, tuple[int | str, ...]] = dict.fromkeys(_IN_BLOCK, (self.d_model,))
         shapes |= dict.fromkeys(("ln1_scale", "ln2_scale", "ln1_post_scale", "ln2_post_scale"), (1,))
         shapes |= {"attn_pattern": (self.n_head, "S"), "attn_z": (self.n_head, self.d_head), "mlp_act": (self.d_mlp,)}
         absent = ["ln2_scale"] if self.residual == "parallel_one_norm" else []
+        absent += ["mlp_act"] if self.layer_sparse[layer] else []
+        absent += [] if self.pre_norms else ["ln1_scale", "ln2_scale"]
         absent += [] if self.post_norms else ["ln1_post_scale", "ln2_post_scale"]
         return {name: shape for name, shape in shapes.items() if name not in absent}
 
     def hook_points(self) -> dict[str, int]:
         widths = dict.fromkeys(HOOK_NAMES, self.d_model) | {"mlp_act": self.d_mlp, "attn_z": self.n_head * self.d_head}
-        return {f"blocks.{i}.{name}": widths[name] for i in range(self.n_layer) for name in HOOK_NAMES}
+        points = ((i, name) for i in range(self.n_layer) for name in HOOK_NAMES)
+        return {f"blocks.{i}.{x}": widths[x] for i, x in points if x != "mlp_act" or not self.layer_sparse[i]}
 
     def inner_points(self) -> tuple[str, ...]:
         """The other points: attention patterns [B, H, S, S], norms' scales [B, S, 1]."""
-        inner = sorted((name for name in self._shapes() if name not in HOOK_NAMES), key=lambda name: name[:2] == "ln")
+        inner = sorted((name for name in self._shapes(0) if name not in HOOK_NAMES), key=lambda name: name[:2] == "ln")
         return (*(f"blocks.{i}.{name}" for i in range(self.n_layer) for name in inner), _FINAL_SCALE[0])
 
     def hook_point(self, name: str) -> str:
@@ -108,6 +120,8 @@ class DecoderPoints(ModelShape):
             hint = f" Did you mean {close[0]!r}?" if close else ""
             if canonical in self.inner_points():
                 hint = " It can be watched and edited in `run`, but holds no vector for each token."
+            if canonical.endswith(".mlp_act") and any(self.sparse):
+                hint = " An MLP of experts has no one vector of activations for each token; take mlp_in or mlp_out."
             raise ConfigError(
                 f"The model has no hook point {name!r}.{hint} There are blocks.0 to blocks.{self.n_layer - 1}, each "
                 f"with {', '.join(HOOK_NAMES)}."

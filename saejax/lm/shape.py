@@ -19,7 +19,8 @@ class ModelShape(abc.ABC):
     Attributes:
         n_head, d_head, d_mlp: 0 where PyTorch runs the model and it does not say.
         n_kv_head: heads of keys and values, each shared by n_head / n_kv_head query heads; None: n_head.
-        block, outer: parameters of one block, and of all outside of the blocks.
+        block, outer: parameters of one block that a token meets (their mean), and of all outside of the blocks.
+        idle: parameters of all blocks that are not among those, as of experts that a token does not meet.
         model: the id or folder, where it is known.
         note: what to know of where this is from; empty where it is the model's own config.json.
     """
@@ -34,6 +35,7 @@ class ModelShape(abc.ABC):
     n_kv_head: int | None = dataclasses.field(default=None, kw_only=True)
     block: int = dataclasses.field(default=0, kw_only=True, compare=False, repr=False)
     outer: int = dataclasses.field(default=0, kw_only=True, compare=False, repr=False)
+    idle: int = dataclasses.field(default=0, kw_only=True, compare=False, repr=False)
     model: str = dataclasses.field(default="", kw_only=True, compare=False, repr=False)
     note: str = dataclasses.field(default="", kw_only=True, compare=False, repr=False)
 
@@ -53,7 +55,7 @@ class ModelShape(abc.ABC):
     @property
     def n_parameters(self) -> int:
         """Each counted once, also where embedding and unembedding are tied."""
-        return self.outer + self.n_layer * self.block
+        return self.outer + self.n_layer * self.block + self.idle
 
     def depth(self, names: tuple[str, ...]) -> int:
         """Number of blocks that run for these hook points."""

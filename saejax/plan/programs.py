@@ -139,7 +139,7 @@ def forward_footprint(
 
 def abstract_model(shape: DecoderConfig, n_layer: int, dtype: str, mesh: Mesh) -> tuple[LanguageModel, Any]:
     """The first blocks of a model, and the shapes of its parameters."""
-    config = dataclasses.replace(shape, n_layer=n_layer, windows=shape.windows[:n_layer])
+    config = shape.of_first(n_layer)
 
     def spread(leaf: Any, axes: tuple[str | None, ...]) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(dtype), sharding=sharding_of(mesh, leaf.shape, axes))

@@ -90,6 +90,27 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "longrope": ({"rope_scaling": {"rope_type": "longrope"}}, "rope type 'longrope'.*lm.backend=torch"),
     "dynamic": ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "rope type 'dynamic'.*lm.backend=torch"),
     "rope of each layer type": ({"rope_parameters": {"full_attention": {}}}, "rope type 'default' in .*full_attention"),
+    "rope of other layers": (
+        {"model_type": "gemma3_text", "rope_parameters": {"linear": {}}},
+        "names .'linear'., which",
+    ),
+    "few turned layers": ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers is .1.; .* for 2 layers"),
+    "turned by a word": ({"model_type": "smollm3", "no_rope_layers": ["no", 1]}, "no_rope_layers is .'no', 1"),
+    "too many experts": ({"model_type": "qwen3_moe", "num_experts": 2**60}, "the number of experts is"),
+    "more than there are": ({"model_type": "olmoe", "num_experts_per_tok": 65}, "num_experts_per_tok is 65"),
+    "clipped": ({"model_type": "olmoe", "clip_qkv": 8.0}, "clip_qkv=8.0 is a variant of olmoe"),
+    "dense by a word": ({"model_type": "qwen3_moe", "mlp_only_layers": "01"}, "mlp_only_layers is 01"),
+    "normed by a word": ({"model_type": "qwen3_moe", "norm_topk_prob": "yes"}, "norm_topk_prob is 'yes'"),
+    "yarn within": (
+        {"model_type": "gemma3_text", "rope_parameters": {"sliding_attention": {"rope_type": "yarn"}}},
+        "rope type 'yarn'",
+    ),
+    "capped Gemma 3": ({"model_type": "gemma3_text", "attn_logit_softcapping": 5.0}, "attn_logit_softcapping=5"),
+    "no text": ({"model_type": "gemma3"}, "KeyError 'text_config'"),
+    "another text": (
+        {"model_type": "gemma3", "text_config": {"model_type": "gemma2"}},
+        "model_type='gemma2' is a variant",
+    ),
     "rope a list": ({"rope_scaling": [1]}, "not a usable model configuration"),
     "linear without factor": ({"rope_scaling": {"type": "linear"}}, "KeyError 'factor'"),
     "factor zero": ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope factor is 0"),
@@ -183,6 +204,31 @@ PUBLISHED = {
     "Mistral-7B-v0.3": (_sizes(32, 4096, 14336, 32, 32768, 32768, model_type="mistral"), 7_248_023_552),
     "gemma-2b": (_sizes(18, 2048, 16384, 8, 256000, 8192, model_type="gemma", num_key_value_heads=1), 2_506_172_416),
     "gemma-2-2b": (_sizes(26, 2304, 9216, 8, 256000, 8192, model_type="gemma2", num_key_value_heads=4), 2_614_341_888),
+    "gemma-3-1b": (
+        _sizes(26, 1152, 6912, 4, 262144, 32768, model_type="gemma3_text", num_key_value_heads=1),
+        999_885_952,
+    ),
+    "gemma-3-4b": (  # all that the hub's config.json says of text
+        {
+            "model_type": "gemma3",
+            "text_config": {
+                "model_type": "gemma3_text",
+                "hidden_size": 2560,
+                "intermediate_size": 10240,
+                "num_hidden_layers": 34,
+                "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+                "sliding_window": 1024,
+            },
+        },
+        3_880_263_168,
+    ),
+    "OLMo-2-7B": (_sizes(32, 4096, 11008, 32, 100352, 4096, model_type="olmo2"), 7_298_617_344),
+    "SmolLM3-3B": (_sizes(36, 2048, 11008, 16, 128256, 65536, model_type="smollm3"), 3_075_098_624),
+    "Qwen3-30B-A3B": (
+        _sizes(48, 2048, 6144, 32, 151936, 40960, model_type="qwen3_moe", head_dim=128),
+        30_532_122_624,
+    ),
+    "OLMoE-1B-7B": (_sizes(16, 2048, 1024, 16, 50304, 4096, model_type="olmoe"), 6_919_161_856),
     "phi-2": (_sizes(32, 2560, 10240, 32, 51200, 2048, model_type="phi", partial_rotary_factor=0.4), 2_779_683_840),
 }
 
@@ -203,8 +249,8 @@ def write_zeros(folder: Path, config_json: dict[str, Any], **instead: np.ndarray
     for path, parameter in conventions.leaves(arch.read_config(config_json)):
         stem, layout = arch.tensors[".".join(str(part) for part in path if isinstance(part, str))]
         prefix = "" if path[0] in ("W_U", "b_U") else arch.prefix
-        name = prefix + stem.format(path[1] if len(path) > 1 else "")
-        tensors[name] = np.zeros(layout.stored(parameter.shape), np.float32)
+        for name, shape in checkpoint.pieces(stem, str(path[1]) if len(path) > 1 else "", layout, parameter):
+            tensors[prefix + name] = np.zeros(shape, np.float32)
     assert instead.keys() - tensors.keys() <= {"model.layers.1.self_attn.q_norm.weight"}
     safetensors.numpy.save_file(tensors | instead, folder / "model.safetensors")
 
@@ -244,7 +290,9 @@ def test_tensors_are_compared_with_the_configuration_before_one_is_read(
 
 @pytest.mark.parametrize("family", sorted(families.ARCHITECTURES.keys() - {"gpt2"}))
 def test_every_family_has_a_place_for_all_of_its_parameters(family: str, tmp_path: Path) -> None:
-    write_zeros(tmp_path, LLAMA | {"model_type": family, "rotary_pct": 1.0, "tie_word_embeddings": False})
+    config_json = LLAMA | {"model_type": family, "rotary_pct": 1.0, "tie_word_embeddings": False, "num_experts": 9}
+    text = LLAMA | {"model_type": f"{family}_text"}
+    write_zeros(tmp_path, config_json | {"text_config": text})
     config, params = checkpoint.read_params(tmp_path, jnp.bfloat16)
     wanted = jax.eval_shape(lambda: decoder.init_params(config, jax.random.key(0)))
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, wanted)
@@ -395,6 +443,9 @@ def test_names_of_inner_points(lm: LanguageModel) -> None:
         ConfigError, match=r"no hook point 'blocks\.1\.attn\.hook_pattern'\. It can be watched and edited"
     ):
         lm.hook_point("blocks.1.attn.hook_pattern")
+    no_norm = random_lm(dataclasses.replace(CONFIG, pre_norms=False))
+    with pytest.raises(ConfigError, match=r"no hook point 'blocks\.0\.ln1\.hook_scale'"):
+        no_norm.run(*ROWS, capture=["blocks.0.ln1.hook_scale"])
     one_norm = random_lm(dataclasses.replace(CONFIG, residual="parallel_one_norm", post_norms=False))
     with pytest.raises(ConfigError, match=r"no hook point 'blocks\.0\.ln2_scale'"):
         one_norm.run(*ROWS, capture=["blocks.0.ln2_scale"])
@@ -438,3 +489,17 @@ def test_a_mesh_of_eight_devices_gives_the_logits_of_one(lm: LanguageModel, clea
     logits, captured = jax.jit(lambda p, *r: lm.apply(p, *r, [point]))(params, *rows)
     np.testing.assert_allclose(logits, clean["logits"], atol=2e-5)
     np.testing.assert_allclose(captured[point], clean[point], atol=2e-5)
+
+
+def test_experts_spread_over_devices_are_those_of_one() -> None:
+    experts = conventions.Experts(5, 2, 8, normed=True)
+    mixed = random_lm(dataclasses.replace(CONFIG, experts=experts, sparse=(True, False)))
+    mesh, point = make_mesh(ParallelConfig((2, 4))), "blocks.0.mlp_out"
+    params = conventions.shard_params(mixed.config, mixed.params, mesh)
+    weights = params["blocks"][0]["experts"]["W_out"]
+    assert weights.sharding.shard_shape(weights.shape) == (5, 2, 16)
+    rows = [jax.device_put(x, batch_sharding(mesh)) for x in ROWS]
+    apply = jax.jit(lambda p, *r: mixed.apply(p, *r, [point]))
+    (logits, seen), (wanted, there) = apply(params, *rows), apply(mixed.params, *ROWS)
+    np.testing.assert_allclose(logits, wanted, atol=2e-5)
+    np.testing.assert_allclose(seen[point], there[point], atol=2e-5)

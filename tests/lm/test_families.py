@@ -18,7 +18,7 @@ import pytest
 from tiny.decoders import rows_of, saved
 from tiny.families import LAYERS, LLAMA3, MODELS, random_model
 
-from saejax.core.errors import DataError
+from saejax.core.errors import ConfigError, DataError
 from saejax.lm import HOOK_NAMES, LanguageModel, load_lm
 from saejax.lm.families import ARCHITECTURES
 
@@ -35,7 +35,8 @@ PIECES = ((0, 0, 24), (1, 0, 9), (1, 9, 10), (1, 10, 21))
 
 
 def run_ours(lm: LanguageModel) -> dict[str, np.ndarray]:
-    run = jax.jit(lambda t, p, s: lm.run(t, p, s, capture=POINTS))
+    points = [name for name in POINTS if name in {*lm.hook_points(), *lm.inner_points()}]
+    run = jax.jit(lambda t, p, s: lm.run(t, p, s, capture=points))
     logits, activations = run(ROWS["tokens"], ROWS["positions"], ROWS["segments"])
     return {name: np.asarray(value) for name, value in {**activations, "logits": logits}.items()}
 
@@ -65,7 +66,7 @@ def hooks(model: Any, seen: dict[str, np.ndarray]) -> Iterator[None]:
         return module.register_forward_hook(hook)
 
     with contextlib.ExitStack() as stack:
-        for i, layer in enumerate(model.base_model.layers):
+        for i, layer in enumerate(model.get_decoder().layers):
             attn = part(model, layer, "self_attn", "attention")
             post = hasattr(layer, "post_feedforward_layernorm")
             handles = [
@@ -80,12 +81,18 @@ def hooks(model: Any, seen: dict[str, np.ndarray]) -> Iterator[None]:
                 input_of(f"blocks.{i}.attn_z", part(model, attn, "o_proj", "dense")),
                 output_of(f"blocks.{i}.attn_out", layer.post_attention_layernorm if post else attn),
                 input_of(f"blocks.{i}.mlp_in", layer.mlp),
-                input_of(f"blocks.{i}.mlp_act", part(model, layer, "mlp.down_proj", "mlp.dense_4h_to_h", "mlp.fc2")),
                 output_of(f"blocks.{i}.mlp_out", layer.post_feedforward_layernorm if post else layer.mlp),
             ]
+            if not is_mixed(layer):
+                last = part(model, layer, "mlp.down_proj", "mlp.dense_4h_to_h", "mlp.fc2")
+                handles.append(input_of(f"blocks.{i}.mlp_act", last))
             for handle in handles:
                 stack.callback(handle.remove)
         yield
+
+
+def is_mixed(layer: Any) -> bool:
+    return hasattr(layer.mlp, "experts")
 
 
 def run_torch(model: Any, tokens: np.ndarray) -> dict[str, np.ndarray]:
@@ -102,7 +109,8 @@ def assert_same(model: Any, ours: dict[str, np.ndarray]) -> None:
     """Each document of `ROWS` has in its row the values that PyTorch gives it alone."""
     for row, start, stop in PIECES:
         theirs = run_torch(model, ROWS["tokens"][row : row + 1, start:stop])
-        assert set(theirs) == set(ours) == {*POINTS, "logits"}
+        without = {f"blocks.{i}.mlp_act" for i, layer in enumerate(model.get_decoder().layers) if is_mixed(layer)}
+        assert set(theirs) == set(ours) == {*POINTS, "logits"} - without
         assert start + 1 == stop or np.std(theirs["logits"]) > 0.2, "the comparison is of something"
         for name, wanted in theirs.items():
             at = np.s_[row : row + 1, start:stop]
@@ -143,6 +151,19 @@ def test_shards_and_half_precision_are_read_as_pytorch_reads_them(tmp_path: Path
         assert_same(model.eval(), run_ours(load_lm(str(folder))))
 
 
+@pytest.mark.parametrize("name", ["qwen3_moe", "olmoe"])
+def test_experts_in_one_stack_are_those_in_separate_tensors(name: str, tmp_path: Path) -> None:
+    model = random_model(name)
+    apart, stacked = (
+        load_lm(str(saved(model, tmp_path / str(kind), save_original_format=kind))) for kind in (True, False)
+    )
+    jax.tree.map(np.testing.assert_array_equal, stacked.params, apart.params)
+    with pytest.raises(ConfigError, match=r"no hook point 'blocks\.1\.mlp\.hook_post'\. An MLP of experts has"):
+        stacked.hook_point("blocks.1.mlp.hook_post")
+    n_parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert apart.config.n_parameters == n_parameters > apart.config.outer + LAYERS * apart.config.block
+
+
 # What a hub's older config.json says in other words, and the same in PyTorch's present ones.
 OLD_WORDS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "gpt_neox": ("gpt_neox", {"rotary_pct": 0.34, "rotary_emb_base": 300.0}, ("rope_parameters", "attention_bias")),
@@ -150,7 +171,26 @@ OLD_WORDS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "phi": ("phi", {"rope_theta": 200.0, "partial_rotary_factor": 0.67}, ("rope_parameters",)),
     "gemma": ("gemma", {"hidden_act": "gelu", "rope_theta": 10000.0}, ("rope_parameters", "tie_word_embeddings")),
     "gemma2": ("gemma2", {"rope_theta": 10000.0}, ("rope_parameters", "layer_types", "tie_word_embeddings")),
+    "gemma3_text": (
+        "gemma3_text",
+        {
+            "rope_theta": 500.0,
+            "rope_local_base_freq": 20.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 3.0},
+            "sliding_window_pattern": 2,
+        },
+        ("rope_parameters", "layer_types", "tie_word_embeddings"),
+    ),
     "qwen2": ("qwen2", {"rope_theta": 10000.0}, ("rope_parameters", "layer_types")),
+    "smollm3": (
+        "smollm3",
+        {
+            "rope_theta": 100.0,
+            "rope_scaling": {"type": "linear", "factor": 3.0},
+            "no_rope_layer_interval": 2,
+        },
+        ("rope_parameters", "layer_types", "no_rope_layers", "tie_word_embeddings"),
+    ),
 }
 
 

@@ -164,7 +164,7 @@ def test_what_we_write_transformers_loads(tmp_path: Path, variant: str) -> None:
     assert_close(run_rows(load_lm(str(tmp_path)), ROWS), run_torch(model, ROWS["tokens"][:1]), np.s_[:1])
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if not name.startswith("gpt_neox")])
+@pytest.mark.parametrize("name", [name for name in MODELS if not name.startswith("gpt_neox") and name != "gemma3"])
 def test_what_we_read_we_write_for_transformers(name: str, tmp_path: Path) -> None:
     """transformers -> our parameters -> a folder that transformers loads: the same tensors under the same names."""
     model = random_model(name)

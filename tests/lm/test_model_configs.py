@@ -131,6 +131,8 @@ RARE = (
     *("rope_scaling", "rope_parameters", "layer_types", "sliding_window", "use_sliding_window", "max_window_layers"),
     *("n_inner", "head_dim", "num_key_value_heads", "hidden_activation", "quantization_config", "attention_bias"),
     *("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "partial_rotary_factor"),
+    *("rope_local_base_freq", "sliding_window_pattern", "no_rope_layers", "no_rope_layer_interval"),
+    *("num_experts", "num_experts_per_tok", "moe_intermediate_size", "mlp_only_layers", "decoder_sparse_step"),
     *("original_max_position_embeddings", "scale_attn_weights", "use_bidirectional_attention", "text_config"),
 )
 SMALL: tuple[Any, ...] = (None, True, False, 0, 1, -1, 3, 0.5, -0.5, "", "gelu", "64", [], [1], {}, {"a": 1})
@@ -141,6 +143,7 @@ ROPES: tuple[Any, ...] = tuple(
     for value in (8.0, 0, 1e308, 5e-324, "2", 10**400)
     for other in (1.0, -1, math.nan, None, 10**400)
 )
+ROPES += tuple({kind: rope} for kind in ("full_attention", "sliding_attention") for rope in ROPES[::7])
 VALUES = (*SMALL, *LARGE, *ROPES, ["full_attention"] * 24, [["full_attention"]], ["sliding_attention"] * 2**12)
 
 
@@ -172,8 +175,8 @@ def read_damaged(rng: random.Random, folder: Path) -> str | None:
     finally:
         assert time.thread_time() - started < 1, config_json
     assert is_finite(config) and listed.shape.n_parameters > 0 and listed.points, config_json
-    if config.rope is not None:
-        angles = config.rope.frequencies() * np.float32(config.context_length)
+    for rope in {config.rope, *config.ropes} - {None}:
+        angles = rope.frequencies() * np.float32(config.context_length)
         assert np.isfinite(angles).all(), config_json
     return None
 

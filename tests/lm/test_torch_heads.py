@@ -71,7 +71,7 @@ def test_a_decoder_of_images_and_text_predicts_the_next_token(family: str, tmp_p
     model = model_of(family)
     model.save_pretrained(tmp_path)
     write_tokenizer(tmp_path)
-    lm = load_lm(str(tmp_path))
+    lm = load_lm(str(tmp_path), backend="torch")
     assert isinstance(lm, TorchModel) and lm.causal and lm.measures_loss(["blocks.1.resid_post"])
     rows = rows_of([[POSITIONS]], seed=2)
     rows["tokens"] %= VOCAB - 4

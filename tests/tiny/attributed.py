@@ -30,6 +30,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_neox": _SHAPES | {"rotary_pct": 0.5},
     # Gated MLPs, shared heads of keys and values, normed queries and keys.
     "qwen3": _SHAPES | {"num_key_value_heads": 2, "head_dim": 6},
+    # Without norms before a part.
+    "olmo2": _SHAPES,
+    "qwen3_moe": _SHAPES
+    | {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "num_key_value_heads": 2},
     # Post norms, capped scores and logits, windows, scaled embeddings.
     "gemma2": _SHAPES
     | {

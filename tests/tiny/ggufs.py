@@ -24,6 +24,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma2",
         _SHAPES | {"head_dim": 32, "sliding_window": 6, "query_pre_attn_scalar": 32, "tie_word_embeddings": True},
     ),
+    "gemma3": (
+        "Gemma3Text",
+        _SHAPES
+        | {"head_dim": 32, "sliding_window": 6, "query_pre_attn_scalar": 32, "tie_word_embeddings": True}
+        | {"num_hidden_layers": 6},
+    ),
+    "olmo2": ("Olmo2", _SHAPES),
+    "smollm3": ("SmolLM3", _SHAPES | {"num_hidden_layers": 4, "rope_theta": 500.0}),
+    "qwen3moe": (
+        "Qwen3Moe",
+        _SHAPES
+        | {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+        | {"head_dim": 32},
+    ),
     "gpt2": ("GPT2", _GPT2),
 }
 # {part of a name in transformers: its name in GGUF}, as llama.cpp's table of names has them.
@@ -35,7 +49,7 @@ _NAMES = {
     "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm", "transformer.wte": "token_embd", "transformer.wpe": "position_embd",
     "transformer.ln_f": "output_norm", "ln_1": "attn_norm", "ln_2": "ffn_norm", "attn.c_attn": "attn_qkv",
-    "attn.c_proj": "attn_output", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp", "attn.c_proj": "attn_output", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down",
 }  # fmt: skip
 
 
@@ -47,7 +61,7 @@ def random_of(family: str, **settings: Any) -> Any:
     name, usual = FAMILIES[family]
     torch.manual_seed(0)
     config = getattr(transformers, f"{name}Config")(**usual | settings)
-    kind = f"{name}LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM"
+    kind = f"{name}LMHeadModel" if name == "GPT2" else f"{name.removesuffix('Text')}ForCausalLM"
     model = getattr(transformers, kind)._from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -61,18 +75,27 @@ def named(family: str, name: str) -> str:
     if not (found := re.fullmatch(r"(?:model\.layers|transformer\.h)\.(\d+)\.(.+)", stem)):
         return f"{_NAMES[stem]}.{part}"
     number, inside = found.groups()
-    second_norm = family == "gemma2" and inside == "post_attention_layernorm"
+    second_norm = family in ("gemma2", "gemma3", "olmo2") and inside == "post_attention_layernorm"
     return f"blk.{number}.{'post_attention_norm' if second_norm else _NAMES[inside]}.{part}"
 
 
 def converted(family: str, name: str, value: np.ndarray) -> np.ndarray:
     """The numbers as llama.cpp's conversion leaves them."""
-    if family == "llama" and (kind := re.search(r"\.([qk])_proj", name)):
+    if family in ("llama", "smollm3") and (kind := re.search(r"\.([qk])_proj", name)):
         heads = HEADS if kind[1] == "q" else KV_HEADS
         return value.reshape(heads, 2, -1, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
     if family.startswith("gemma") and name.endswith("norm.weight"):
         return value + 1
     return value.T if family == "gpt2" and ".h." in name and value.ndim == 2 else value
+
+
+def _parts(family: str, name: str, value: np.ndarray) -> dict[str, np.ndarray]:
+    """The tensors that a parameter becomes, by their names in GGUF: of stacked experts gate and up stand apart."""
+    if not (found := re.fullmatch(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj", name)):
+        return {named(family, name): value}
+    block, kind = found.groups()
+    names, parts = (("gate", "up"), np.split(value, 2, axis=1)) if kind == "gate_up" else (("down",), [value])
+    return {f"blk.{block}.ffn_{one}_exps.weight": part for one, part in zip(names, parts, strict=True)}
 
 
 def write_gguf(
@@ -85,7 +108,7 @@ def write_gguf(
     import gguf
 
     config, writer = model.config.to_dict(), gguf.GGUFWriter(path, family)
-    writer.add_block_count(LAYERS)
+    writer.add_block_count(config.get("num_hidden_layers", LAYERS))
     writer.add_context_length(64)
     writer.add_embedding_length(WIDTH)
     writer.add_feed_forward_length(96)
@@ -94,6 +117,7 @@ def write_gguf(
         writer.add_layer_norm_eps(config["layer_norm_epsilon"])
     else:
         rope = config.get("rope_parameters") or config
+        rope = rope.get("full_attention", rope)
         writer.add_head_count_kv(KV_HEADS)
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
         writer.add_rope_freq_base(rope["rope_theta"])
@@ -105,15 +129,22 @@ def write_gguf(
         writer.add_sliding_window(config["sliding_window"])
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if family == "gemma3":
+        writer.add_sliding_window(config["sliding_window"])
+    if family == "qwen3moe":
+        writer.add_expert_count(model.config.num_experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     _add_tokenizer(writer)
     for key, value in fields.items():
         writer.add_key_value(key.replace("__", "."), value, gguf.GGUFValueType.get_type(value))
     tied = config.get("tie_word_embeddings", True)
     for name, parameter in model.named_parameters():
         if not (tied and name == "lm_head.weight"):
-            value = np.ascontiguousarray(converted(family, name, parameter.detach().numpy()))
-            quantization = gguf.GGMLQuantizationType[kind if value.ndim == 2 else "F32"]
-            writer.add_tensor(named(family, name), gguf.quants.quantize(value, quantization), raw_dtype=quantization)
+            for own, value in _parts(family, name, converted(family, name, parameter.detach().numpy())).items():
+                quantization = gguf.GGMLQuantizationType[kind if value.ndim > 1 else "F32"]
+                packed = gguf.quants.quantize(np.ascontiguousarray(value), quantization)
+                writer.add_tensor(own, packed, raw_dtype=quantization)
     for name, value in (more or {}).items():
         writer.add_tensor(name, value)
     writer.write_header_to_file()

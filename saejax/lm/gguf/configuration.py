@@ -180,6 +180,42 @@ def _gemma2(said: _Said) -> dict[str, Any]:
     }
 
 
+def _gemma3(said: _Said) -> dict[str, Any]:
+    common = _gemma(said)
+    # llama.cpp: of the model with 62 blocks (27B) d_model / heads. It has each sixth layer see everything.
+    large = common["num_hidden_layers"] == 62
+    return common | {
+        "model_type": "gemma3_text",
+        "query_pre_attn_scalar": common["hidden_size"] / common["num_attention_heads"] if large else common["head_dim"],
+        "sliding_window": said("attention.sliding_window"),
+        "rope_theta": said("rope.freq_base", 1e6),
+        "rope_local_base_freq": said("rope.freq_base_swa", 10000.0),
+        "final_logit_softcapping": said("final_logit_softcapping") if said.has("final_logit_softcapping") else None,
+    }
+
+
+def _olmo2(said: _Said) -> dict[str, Any]:
+    if said.has("attention.sliding_window"):
+        raise DataError(f"{said.header.path}: this is OLMo 3, whose windows are not read. Choose another model.")
+    bias = "blk.0.attn_q.bias" in said.header.tensors
+    return _llama_like(said, attention_bias=bias)
+
+
+def _smollm3(said: _Said) -> dict[str, Any]:
+    return _llama_like(said, no_rope_layer_interval=4)  # llama.cpp's constant
+
+
+def _qwen3moe(said: _Said) -> dict[str, Any]:
+    # llama.cpp: every MLP of experts, the weights of those chosen add up to one.
+    return _qwen3(said) | {
+        "model_type": "qwen3_moe",
+        "num_experts": said("expert_count"),
+        "num_experts_per_tok": said("expert_used_count"),
+        "moe_intermediate_size": said("expert_feed_forward_length"),
+        "norm_topk_prob": True,
+    }
+
+
 _FAMILIES: dict[str, Callable[[_Said], dict[str, Any]]] = {
     "gpt2": _gpt2,
     "llama": _llama,
@@ -187,4 +223,8 @@ _FAMILIES: dict[str, Callable[[_Said], dict[str, Any]]] = {
     "qwen3": _qwen3,
     "gemma": _gemma,
     "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "olmo2": _olmo2,
+    "smollm3": _smollm3,
+    "qwen3moe": _qwen3moe,
 }

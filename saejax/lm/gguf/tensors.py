@@ -1,9 +1,9 @@
 """The tensors of a GGUF file under the names, shapes and orders of Hugging Face's checkpoints.
 
     W = dequantize(bytes), then what the conversion to GGUF did is undone:
-    llama, mistral   rows of q and k from pairs side by side to halves: [h, d/2, 2, in] -> [h, 2, d/2, in]
-    gemma, gemma2    the norms' weights minus 1, which the conversion adds
-    gpt2             weights of the blocks from [out, in] to Conv1D's [in, out]
+    llama, mistral, smollm3   rows of q and k from pairs side by side to halves: [h, d/2, 2, in] -> [h, 2, d/2, in]
+    gemma, gemma2, gemma3     the norms' weights minus 1, which the conversion adds
+    gpt2                      weights of the blocks from [out, in] to Conv1D's [in, out]
 
 Source: convert_hf_to_gguf.py of llama.cpp.
 """
@@ -36,6 +36,10 @@ _LLAMA = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
 }
 _GEMMA2 = _LLAMA | {
     "post_attention_norm": "post_attention_layernorm",
@@ -98,7 +102,7 @@ class GgufTensors:
         value = dequantized(self._header, self._content, own)
         if self._is_conv(name, stored):
             return value.T
-        if self._family in ("llama", "mistral") and (kind := re.search(r"\.([qk])_proj\.", name)):
+        if self._family in ("llama", "mistral", "smollm3") and (kind := re.search(r"\.([qk])_proj\.", name)):
             return _halves(value, self._heads[kind[1] == "k"], f"{self._header.path}: {own}")
         if self._family.startswith("gemma") and name.endswith("norm.weight"):
             return value - 1
@@ -116,7 +120,7 @@ class GgufTensors:
 
 def _their_name(family: str, name: str) -> str:
     """The name in a Hugging Face checkpoint; one that has none stays, and is then a tensor without a place."""
-    blocks = {"gpt2": _GPT2, "gemma2": _GEMMA2}.get(family, _LLAMA)
+    blocks = {"gpt2": _GPT2, "gemma2": _GEMMA2, "gemma3_text": _GEMMA2, "olmo2": _GEMMA2}.get(family, _LLAMA)
     if (found := _IN_BLOCK.fullmatch(name)) and found[2] in blocks:
         return f"{'transformer.h' if family == 'gpt2' else 'model.layers'}.{found[1]}.{blocks[found[2]]}.{found[3]}"
     stem, _, part = name.rpartition(".")
