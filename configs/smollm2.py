@@ -50,9 +50,9 @@ def get_config(preset: str = "") -> config_dict.ConfigDict:
     c.train.tokens = 2_048_000
     c.train.batch_size = 2048
     c.train.checkpoint_every = 500
-    c.eval.tokens = 16_384
+    c.eval.tokens = 8_192
     c.eval.batch_rows = 4
-    c.report.tokens = 32_768
+    c.report.tokens = 16_384
     c.report.batch_rows = 8
     c.gates.r2_step = 500
     if preset == "tiny":

@@ -27,6 +27,7 @@ from saejax.fit.trainable import coder_of, refuse_unused
 from saejax.parallel import ParallelConfig, make_mesh, own_rows, together
 from saejax.runs.provenance import Provenance, verify_provenance
 from saejax.store import ArrayRows, Batches, BatchSource, IteratedBatches, RowSource, StoreReader
+from saejax.store.norms import few_rows
 from saejax.trained import Origin, TrainedCoder, check_widths
 from saejax.training import Outcome, TrainConfig
 
@@ -297,6 +298,8 @@ class ArrayMaterials:
             span = own_rows(mesh, t.batch_size, t.accumulate, t.neighbours)
             how = t.block_chunks, span, t.max_rows, t.shares, t.blocks_ahead, t.neighbours
             batches = Batches(rows.only(names), t.batch_size, self.experiment.seed, *how)
+            for warning in few_rows(rows, names, "Leave rows longer than so many medians out: {:.3g}."):
+                tell(f"warning: {warning}")
         heldout = self.heldout
         if heldout is not None:
             if missing := [name for name in names if name not in heldout.hook_points]:

@@ -109,7 +109,8 @@ class Store(Command, takes="words", answers=True):
         return 0
 
     def _import(self, paths: Sequence[str]) -> int:
-        from saejax.store import ImportConfig, StoreLayout, import_files
+        from saejax.store import ImportConfig, StoreLayout, StoreReader, import_files
+        from saejax.store.norms import few_rows
 
         if not self.hook_point:
             raise ConfigError(
@@ -121,6 +122,9 @@ class Store(Command, takes="words", answers=True):
         out, *files = paths
         rows, dropped = import_files(out, files, config, _bar("import"))
         print(f"{out}: {rows:,} rows of {len(files)} files, {dropped:,} dropped because they were not finite")
+        remedy = "Leave rows longer than so many medians out of the files: {:.3g}."
+        for warning in few_rows(StoreReader.open(out), (self.hook_point,), remedy):
+            print(f"warning: {warning}")
         return 0
 
 

@@ -2,10 +2,11 @@
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from saejax.store.batches import RowSource
 from saejax.store.reader import StoreReader
 
 # Rows looked at: the first of a store, which its shards have shuffled.
@@ -35,11 +36,11 @@ class Norms:
         return self.share > _MUCH
 
 
-def norms(reader: StoreReader, hook_point: str) -> Norms:
-    """Raises DataError where the store is damaged."""
-    n = min(reader.n_tokens, _ROWS)
-    x_BD = reader.array_rows(hook_point, 0, n).astype(np.float64)
-    position_B = reader.array_rows("position", 0, n)
+def norms(rows: RowSource, hook_point: str) -> Norms:
+    """Raises DataError where a store is damaged. Positions are those of a store."""
+    n = min(rows.n_tokens, _ROWS)
+    x_BD = rows.only([hook_point]).rows(0, n)[hook_point].astype(np.float64)
+    position_B = rows.array_rows("position", 0, n) if isinstance(rows, StoreReader) else np.zeros(0, np.int32)
     norm_B = np.linalg.norm(x_BD, axis=1)
     away_B = np.square(x_BD - x_BD.mean(0)).sum(1)
     largest = np.argsort(norm_B)[-max(1, n // _FEW) :]
@@ -56,7 +57,7 @@ def norms(reader: StoreReader, hook_point: str) -> Norms:
 def _by_position(position_B: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """(label, the rows there) by powers of two; groups without a row are left out."""
     low, high = 0, 1
-    while low <= position_B.max():
+    while low <= position_B.max(initial=-1):
         inside = (position_B >= low) & (position_B < high)
         if inside.any():
             yield str(low) if high == low + 1 else f"{low} to {high - 1}", inside
@@ -83,12 +84,17 @@ def sink_lines(path: str | os.PathLike[str]) -> list[str]:
     first, massive = (reader.counters.get(name, 0) for name in ("dropped_first", "dropped_massive"))
     if first or massive:
         lines.append(f"  left out as sinks: {first:,} tokens that stand first, {massive:,} with a massive activation")
-    for name in reader.hook_points:
-        of = norms(reader, name)
-        if of.few_decide:
-            lines.append(
-                f"  warning: a thousandth of the rows holds {of.share:.0%} of the variance at {name} (norms to "
-                f"{of.largest:.4g}, the median is {of.median:.4g}): a coder will learn those alone. Lower "
-                f"capture.max_norm_ratio below {of.largest / max(of.median, 1e-300):.3g} and capture again."
-            )
-    return lines
+    remedy = "Lower capture.max_norm_ratio below {:.3g} and capture again."
+    return lines + [f"  warning: {warning}" for warning in few_rows(reader, tuple(reader.hook_points), remedy)]
+
+
+def few_rows(rows: RowSource, hook_points: Sequence[str], remedy: str) -> list[str]:
+    """A warning for each hook point where a few rows hold the variance; `remedy` is given largest / median."""
+    every = {name: norms(rows, name) for name in hook_points}
+    return [
+        f"a thousandth of the rows holds {of.share:.0%} of the variance at {name} (norms to {of.largest:.4g}, the "
+        f"median is {of.median:.4g}): a coder will learn those alone. "
+        + remedy.format(of.largest / max(of.median, 1e-300))
+        for name, of in every.items()
+        if of.few_decide
+    ]

@@ -7,7 +7,9 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from tiny.commands import run_command
 
+import saejax
 from saejax.store import StoreReader
 from saejax.store.layout import StoreLayout
 from saejax.store.norms import norm_lines, norms, sink_lines
@@ -59,3 +61,16 @@ def test_a_few_rows_that_hold_the_variance_are_warned_of(tmp_path: Path) -> None
 def test_a_store_of_zeros_has_norms_too(tmp_path: Path) -> None:
     reader = write(tmp_path / "s", np.zeros((N, D)), np.zeros(N), {})
     assert (norms(reader, "h").share, norms(reader, "h").positions) == (0.0, {"0": 0.0})
+
+
+def test_rows_from_elsewhere_are_warned_of_at_every_door(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file that is imported and an array in memory were captured by others, perhaps with their sinks."""
+    x = np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)
+    x[7] *= 500
+    np.save(tmp_path / "x.npy", x)
+    assert run_command("store", ["import", str(tmp_path / "s"), str(tmp_path / "x.npy")], hook_point="h") == 0
+    assert "warning: a thousandth of the rows holds" in capsys.readouterr().out
+    saejax.train(x, "topk", k=2, d_sae=16, batch_size=256, tokens=1024)
+    assert "of the variance at x" in capsys.readouterr().out
+    saejax.train(np.delete(x, 7, 0), "topk", k=2, d_sae=16, batch_size=256, tokens=1024)
+    assert "of the variance" not in capsys.readouterr().out
