@@ -127,4 +127,8 @@ and leave out sinks, unless a column says otherwise. Gates that failed are named
 """
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("make real: stopped; the same command goes on where it was", file=sys.stderr)
+        sys.exit(130)
