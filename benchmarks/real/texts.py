@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 # A dictionary's entries are short: so many in a row are one document.
-_ENTRIES = 12
+_ENTRIES = 4
+# Characters of a document of a long page: intervals of an evaluation need many documents.
+_LENGTH = 1000
 _SEED = 0
 
 
@@ -35,13 +37,13 @@ def of_html(page: str) -> str:
 def _pages(folder: Path, pattern: str) -> Iterator[str]:
     for path in sorted(folder.glob(pattern)):
         text = of_html(path.read_text(encoding="utf-8", errors="replace"))
-        # Long pages are cut into documents of some thousand characters, between lines.
-        for document in _cut(text.split("\n"), 4000):
-            if len(document) > 500:
+        for document in _cut(text.split("\n"), _LENGTH):
+            if len(document) > _LENGTH // 4:
                 yield document
 
 
 def _cut(lines: list[str], size: int) -> Iterator[str]:
+    """Lines in documents of `size` characters or a line more."""
     document: list[str] = []
     for line in lines:
         document.append(line)

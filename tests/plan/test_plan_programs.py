@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from saejax.app.experiment import Experiment, default_config, experiment
+from saejax.capture import ALL_TOKENS
 from saejax.coders import Sites
 from saejax.core.errors import ConfigError
 from saejax.evals.evaluate import clean_run, spliced_run
@@ -90,7 +91,7 @@ def test_an_evaluation_takes_what_its_programs_do(preset: str, rows: int) -> Non
     packed = {name: jax.ShapeDtypeStruct((rows, 128), jnp.int32) for name in ("tokens", "positions", "segments")}
     packed["keep"] = jax.ShapeDtypeStruct((rows, 128), jnp.bool_)
     params = jax.eval_shape(coder.init, jax.random.key(0))
-    alone = clean_run(lm, own, 0.0)
+    alone = clean_run(lm, own, ALL_TOKENS)
     _, clean = jax.eval_shape(alone, lm.params, packed)
     second = jax.jit(spliced_run(lm, coder, own)).lower(params, lm.params, clean, packed).compile()
     assert found.bytes == pytest.approx(step_bytes(second.memory_analysis()), rel=0.15)
