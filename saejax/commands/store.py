@@ -122,7 +122,7 @@ class Store(Command, takes="words", answers=True):
         out, *files = paths
         rows, dropped = import_files(out, files, config, _bar("import"))
         print(f"{out}: {rows:,} rows of {len(files)} files, {dropped:,} dropped because they were not finite")
-        remedy = "Leave rows longer than so many medians out of the files: {:.3g}."
+        remedy = "Leave out rows that are so long; the longest is {:.3g} medians."
         for warning in few_rows(StoreReader.open(out), (self.hook_point,), remedy):
             print(f"warning: {warning}")
         return 0

@@ -47,7 +47,11 @@ class EvalConfig(Settings, section="eval"):
         low=1,
         high=math.inf,
     )
-    batch_rows: int = setting(16, "Packed rows in a forward pass (each runs the language model three times).", low=1)
+    batch_rows: int = setting(
+        16,
+        "Packed rows in a forward pass (each runs the language model three times, five times where there are sinks).",
+        low=1,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

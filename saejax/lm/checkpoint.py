@@ -20,8 +20,9 @@ from saejax.core.files import read_bounded
 from saejax.core.places import what_is
 from saejax.lm import decoder
 from saejax.lm.conventions import DecoderConfig, Parameter, ParameterPath, leaves, tree_of
-from saejax.lm.families import Architecture, Layout, architecture
+from saejax.lm.families import Architecture, architecture
 from saejax.lm.gguf import GgufTensors
+from saejax.lm.layouts import Layout
 from saejax.lm.weight_files import FLOATS, LARGEST_CONFIG, TensorFiles, open_tensors
 from saejax.parallel import sharding_of
 

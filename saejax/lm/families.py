@@ -5,89 +5,32 @@ there are follows from the `DecoderConfig`, so a table may name more than a chec
 """
 
 import dataclasses
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
-
-import numpy as np
 
 from saejax.core.errors import DataError
 from saejax.lm.conventions import MOST_LAYERS, DecoderConfig, Experts, Llama3Scaling, Rope, check_positive, check_size
+from saejax.lm.layouts import (
+    AS_IS,
+    CONV_OF_HEADS,
+    LINEAR,
+    LINEAR_OF_EACH,
+    LINEAR_OF_HEADS,
+    PLUS_ONE,
+    STACK,
+    Layout,
+    Tensors,
+    fused_tensors,
+    half,
+    linear_tensors,
+    norm_tensors,
+    separate_tensors,
+    third,
+    third_of_each_head,
+)
 
 ConfigJson = dict[str, Any]
-Shape = tuple[int, ...]
 _OTHERWISE = "Choose a checkpoint without it, or set lm.backend=torch: PyTorch runs this model, watched by hooks."
-
-
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """The form in which a checkpoint holds one parameter: its shape in the file, and its way from and to there.
-
-    A tensor that holds several parameters has what `write` gives for each stacked along `axis`. Where one lies in
-    many tensors, one for each number of its first axis, this is each of them; the tensors' name has a second `{}`.
-    """
-
-    stored: Callable[[Shape], Shape]
-    read: Callable[[np.ndarray, Shape], np.ndarray]
-    write: Callable[[np.ndarray, Shape], np.ndarray]
-    axis: int | None = None
-    many: bool = False
-
-
-def _transposed(x: np.ndarray, stored: Shape) -> np.ndarray:
-    """[in, out], either of them over several axes, as a Linear of `stored` = (out, in)."""
-    return x.reshape(stored[::-1]).T
-
-
-AS_IS = Layout(lambda shape: shape, lambda x, shape: x, lambda x, stored: x)
-PLUS_ONE = Layout(lambda shape: shape, lambda x, shape: x.astype(np.float32) + 1, lambda x, stored: x - 1)
-FLAT = Layout(lambda shape: (math.prod(shape),), lambda x, shape: x.reshape(shape), np.reshape)
-# PyTorch's Linear holds [out, in]; GPT-2's Conv1D [in, out].
-LINEAR = Layout(lambda shape: (math.prod(shape[1:]), shape[0]), lambda x, shape: x.T.reshape(shape), _transposed)
-LINEAR_OF_HEADS = Layout(
-    lambda shape: (shape[-1], math.prod(shape[:-1])), lambda x, shape: x.T.reshape(shape), _transposed
-)
-CONV_OF_HEADS = Layout(lambda shape: (math.prod(shape[:-1]), shape[-1]), lambda x, shape: x.reshape(shape), np.reshape)
-# Of experts: a Linear for each, or one stack of them.
-LINEAR_OF_EACH = dataclasses.replace(LINEAR, many=True)
-STACK = Layout(
-    lambda shape: (shape[0], shape[2], shape[1]), lambda x, shape: x.swapaxes(1, 2), lambda x, stored: x.swapaxes(1, 2)
-)
-
-
-def half(part: int) -> Layout:
-    """A stack of Linears, (expert, two of them one below the other, in): part 0 or 1. It is only read."""
-
-    def read(x: np.ndarray, shape: Shape) -> np.ndarray:
-        return x[:, part * shape[2] : (part + 1) * shape[2]].swapaxes(1, 2)
-
-    return dataclasses.replace(STACK, stored=lambda shape: (shape[0], 2 * shape[2], shape[1]), read=read)
-
-
-def third(part: int) -> Layout:
-    """Queries, keys and values side by side, [..., (qkv, head, D)]: part 0, 1 or 2."""
-
-    def read(x: np.ndarray, shape: Shape) -> np.ndarray:
-        return x.reshape(*shape[:-2], 3, *shape[-2:])[..., part, :, :]
-
-    return Layout(
-        lambda shape: (*shape[:-2], 3 * math.prod(shape[-2:])), read, lambda x, stored: x.reshape(*stored[:-1], -1), -2
-    )
-
-
-def third_of_each_head(part: int) -> Layout:
-    """Queries, keys and values of each head side by side, [(head, qkv, D), ...]: part 0, 1 or 2."""
-
-    def read(x: np.ndarray, shape: Shape) -> np.ndarray:
-        return x.T.reshape(*shape[:-1], 3, shape[-1])[..., part, :]
-
-    def write(x: np.ndarray, stored: Shape) -> np.ndarray:
-        return np.moveaxis(x, (-2, -1), (0, 1))
-
-    return Layout(lambda shape: (3 * math.prod(shape[-2:]), *shape[:-2]), read, write, 1)
-
-
-Tensors = Mapping[str, tuple[str, Layout]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -439,56 +382,28 @@ def _gemma3_with_images_config(c: ConfigJson) -> DecoderConfig:
 # --- where tensors go -------------------------------------------------------------------------------
 
 
-def _norms(names: Mapping[str, str], layout: Layout = AS_IS) -> dict[str, tuple[str, Layout]]:
-    parts = {"w": ("weight", layout), "b": ("bias", AS_IS)}
-    return {
-        f"{ours}.{w}": (f"{theirs}.{part}", how) for ours, theirs in names.items() for w, (part, how) in parts.items()
-    }
-
-
-def _linears(names: Mapping[str, str], layout: Layout, bias: Layout = AS_IS) -> dict[str, tuple[str, Layout]]:
-    """{in `blocks`, name without W_ or b_: tensor name without .weight or .bias}."""
-    out: dict[str, tuple[str, Layout]] = {}
-    for ours, theirs in names.items():
-        room, name = ours.rsplit(".", 1)
-        out[f"{room}.W_{name}"] = (f"{theirs}.weight", layout)
-        out[f"{room}.b_{name}"] = (f"{theirs}.bias", bias)
-    return out
-
-
-def _fused(theirs: str, part: Callable[[int], Layout]) -> dict[str, tuple[str, Layout]]:
-    out: dict[str, tuple[str, Layout]] = {}
-    for i, name in enumerate("QKV"):
-        out |= _linears({f"blocks.attn.{name}": theirs}, part(i), part(i))
-    return out
-
-
-def _separate(folder: str) -> dict[str, tuple[str, Layout]]:
-    return _linears({f"blocks.attn.{x}": f"{folder}.{x.lower()}_proj" for x in "QKV"}, LINEAR, FLAT)
-
-
 _GPT2: Tensors = {
     "W_E": ("wte.weight", AS_IS),
     "W_pos": ("wpe.weight", AS_IS),
     "W_U": ("lm_head.weight", LINEAR),
-    **_norms({"ln_final": "ln_f", "blocks.ln1": "h.{}.ln_1", "blocks.ln2": "h.{}.ln_2"}),
-    **_fused("h.{}.attn.c_attn", third),
-    **_linears({"blocks.attn.O": "h.{}.attn.c_proj"}, CONV_OF_HEADS),
-    **_linears({"blocks.mlp.in": "h.{}.mlp.c_fc", "blocks.mlp.out": "h.{}.mlp.c_proj"}, AS_IS),
+    **norm_tensors({"ln_final": "ln_f", "blocks.ln1": "h.{}.ln_1", "blocks.ln2": "h.{}.ln_2"}),
+    **fused_tensors("h.{}.attn.c_attn", third),
+    **linear_tensors({"blocks.attn.O": "h.{}.attn.c_proj"}, CONV_OF_HEADS),
+    **linear_tensors({"blocks.mlp.in": "h.{}.mlp.c_fc", "blocks.mlp.out": "h.{}.mlp.c_proj"}, AS_IS),
 }
 _NEOX: Tensors = {
     "W_E": ("embed_in.weight", AS_IS),
     "W_U": ("embed_out.weight", LINEAR),
-    **_norms(
+    **norm_tensors(
         {
             "ln_final": "final_layer_norm",
             "blocks.ln1": "layers.{}.input_layernorm",
             "blocks.ln2": "layers.{}.post_attention_layernorm",
         }
     ),
-    **_fused("layers.{}.attention.query_key_value", third_of_each_head),
-    **_linears({"blocks.attn.O": "layers.{}.attention.dense"}, LINEAR_OF_HEADS),
-    **_linears(
+    **fused_tensors("layers.{}.attention.query_key_value", third_of_each_head),
+    **linear_tensors({"blocks.attn.O": "layers.{}.attention.dense"}, LINEAR_OF_HEADS),
+    **linear_tensors(
         {"blocks.mlp.in": "layers.{}.mlp.dense_h_to_4h", "blocks.mlp.out": "layers.{}.mlp.dense_4h_to_h"}, LINEAR
     ),
 }
@@ -496,10 +411,10 @@ _PHI: Tensors = {
     "W_E": ("embed_tokens.weight", AS_IS),
     "W_U": ("lm_head.weight", LINEAR),
     "b_U": ("lm_head.bias", AS_IS),
-    **_norms({"ln_final": "final_layernorm", "blocks.ln1": "layers.{}.input_layernorm"}),
-    **_separate("layers.{}.self_attn"),
-    **_linears({"blocks.attn.O": "layers.{}.self_attn.dense"}, LINEAR_OF_HEADS),
-    **_linears({"blocks.mlp.in": "layers.{}.mlp.fc1", "blocks.mlp.out": "layers.{}.mlp.fc2"}, LINEAR),
+    **norm_tensors({"ln_final": "final_layernorm", "blocks.ln1": "layers.{}.input_layernorm"}),
+    **separate_tensors("layers.{}.self_attn"),
+    **linear_tensors({"blocks.attn.O": "layers.{}.self_attn.dense"}, LINEAR_OF_HEADS),
+    **linear_tensors({"blocks.mlp.in": "layers.{}.mlp.fc1", "blocks.mlp.out": "layers.{}.mlp.fc2"}, LINEAR),
 }
 
 
@@ -512,10 +427,10 @@ def _llama_tensors(norm: Layout = AS_IS, **block_norms: str) -> Tensors:
     return {
         "W_E": ("embed_tokens.weight", AS_IS),
         "W_U": ("lm_head.weight", LINEAR),
-        **_norms({"ln_final": "norm"} | names, norm),
-        **_separate("layers.{}.self_attn"),
-        **_linears({"blocks.attn.O": "layers.{}.self_attn.o_proj"}, LINEAR_OF_HEADS),
-        **_linears({f"blocks.mlp.{ours}": f"layers.{{}}.mlp.{theirs}" for ours, theirs in mlp.items()}, LINEAR),
+        **norm_tensors({"ln_final": "norm"} | names, norm),
+        **separate_tensors("layers.{}.self_attn"),
+        **linear_tensors({"blocks.attn.O": "layers.{}.self_attn.o_proj"}, LINEAR_OF_HEADS),
+        **linear_tensors({f"blocks.mlp.{ours}": f"layers.{{}}.mlp.{theirs}" for ours, theirs in mlp.items()}, LINEAR),
         "blocks.experts.W_router": ("layers.{}.mlp.gate.weight", LINEAR),
         **{
             f"blocks.experts.W_{ours}": (f"layers.{{}}.mlp.experts.{{}}.{theirs}.weight", LINEAR_OF_EACH)

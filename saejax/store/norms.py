@@ -6,28 +6,31 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from saejax.core.errors import DataError
 from saejax.store.batches import RowSource
 from saejax.store.reader import StoreReader
 
-# Rows looked at: the first of a store, which its shards have shuffled.
-_ROWS = 8192
-# The largest of a thousand; they are "few" where they hold this much of the variance.
-_FEW, _MUCH = 1000, 0.25
+# Rows looked at: the first of a store, which its shards have shuffled; fewer where they are wide or many.
+_MOST, _LEAST, _NUMBERS = 8192, 512, 2**24
+# A row is long beyond so many medians. Long rows decide where they hold so much of the variance.
+LONG, _MUCH = 5.0, 0.25
 
 
 @dataclasses.dataclass(frozen=True)
 class Norms:
-    """Of the first rows of a hook point, n of them.
+    """Of n rows of a hook point.
 
     Attributes:
         median, largest: of ||x||.
-        share: sum ||x - mean x||^2 over the largest thousandth of the rows (one at least) / that sum over all.
+        long: the share of the rows for which ||x|| > `LONG` * median; 0 where the median is 0.
+        share: sum ||x - mean x||^2 over the long rows / that sum over all.
         positions: {"0", "1", "2 to 3", "4 to 7", ...: median ||x|| there / median}, of positions that are stored.
     """
 
     n: int
     median: float
     largest: float
+    long: float
     share: float
     positions: dict[str, float]
 
@@ -35,23 +38,26 @@ class Norms:
     def few_decide(self) -> bool:
         return self.share > _MUCH
 
+    @property
+    def ratio(self) -> float:
+        """largest / median."""
+        return self.largest / self.median if self.median else 0.0
+
 
 def norms(rows: RowSource, hook_point: str) -> Norms:
     """Raises DataError where a store is damaged. Positions are those of a store."""
-    n = min(rows.n_tokens, _ROWS)
-    x_BD = rows.only([hook_point]).rows(0, n)[hook_point].astype(np.float64)
+    room = _NUMBERS // sum(rows.hook_points.values())
+    n = min(rows.n_tokens, max(_LEAST, min(_MOST, room)))
+    x_BD = rows.only([hook_point]).rows(0, n)[hook_point].astype(np.float32)
     position_B = rows.array_rows("position", 0, n) if isinstance(rows, StoreReader) else np.zeros(0, np.int32)
     norm_B = np.linalg.norm(x_BD, axis=1)
-    away_B = np.square(x_BD - x_BD.mean(0)).sum(1)
-    largest = np.argsort(norm_B)[-max(1, n // _FEW) :]
+    away_B = np.square(x_BD - x_BD.mean(0, dtype=np.float64)).sum(1)
     median = float(np.median(norm_B))
-    return Norms(
-        n,
-        median,
-        float(norm_B.max()),
-        float(away_B[largest].sum() / max(away_B.sum(), 1e-300)),
-        {label: float(np.median(norm_B[inside])) / max(median, 1e-300) for label, inside in _by_position(position_B)},
-    )
+    long_B = (norm_B > LONG * median) & (median > 0)
+    share = float(away_B[long_B].sum() / max(away_B.sum(), 1e-300))
+    by_position = {label: float(np.median(norm_B[inside])) for label, inside in _by_position(position_B)}
+    positions = {label: value / median for label, value in by_position.items()} if median else {}
+    return Norms(n, median, float(norm_B.max()), float(long_B.mean()), share, positions)
 
 
 def _by_position(position_B: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
@@ -65,14 +71,18 @@ def _by_position(position_B: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def norm_lines(reader: StoreReader) -> list[str]:
-    """A line for each hook point."""
+    """A line for each hook point; one that says why, where rows cannot be read."""
+    try:
+        every = {name: norms(reader, name) for name in reader.hook_points}
+    except DataError as error:
+        return [f"  norms: not known. {error}"]
     lines = []
-    for name in reader.hook_points:
-        of = norms(reader, name)
+    for name, of in every.items():
         where = ", ".join(f"{ratio:.3g} at {label}" for label, ratio in of.positions.items())
         lines.append(
-            f"  norms at {name}: median {of.median:.4g}, largest {of.largest:.4g}; the largest thousandth of "
-            f"{of.n:,} rows holds {of.share:.1%} of the variance; by position, times the median: {where}"
+            f"  norms at {name}, {of.n:,} rows: median {of.median:.4g}, largest {of.largest:.4g}; {of.long:.2%} of the "
+            f"rows, longer than {LONG:g} medians, hold {of.share:.1%} of the variance"
+            + (f"; by position, in medians: {where}" if where else "")
         )
     return lines
 
@@ -84,17 +94,16 @@ def sink_lines(path: str | os.PathLike[str]) -> list[str]:
     first, massive = (reader.counters.get(name, 0) for name in ("dropped_first", "dropped_massive"))
     if first or massive:
         lines.append(f"  left out as sinks: {first:,} tokens that stand first, {massive:,} with a massive activation")
-    remedy = "Lower capture.max_norm_ratio below {:.3g} and capture again."
+    remedy = "Set capture.max_norm_ratio below {:.3g} and capture again."
     return lines + [f"  warning: {warning}" for warning in few_rows(reader, tuple(reader.hook_points), remedy)]
 
 
 def few_rows(rows: RowSource, hook_points: Sequence[str], remedy: str) -> list[str]:
-    """A warning for each hook point where a few rows hold the variance; `remedy` is given largest / median."""
+    """A warning for each hook point where long rows hold the variance; `remedy` is given largest / median."""
     every = {name: norms(rows, name) for name in hook_points}
     return [
-        f"a thousandth of the rows holds {of.share:.0%} of the variance at {name} (norms to {of.largest:.4g}, the "
-        f"median is {of.median:.4g}): a coder will learn those alone. "
-        + remedy.format(of.largest / max(of.median, 1e-300))
+        f"{of.long:.2%} of the rows hold {of.share:.0%} of the variance at {name} (norms to {of.largest:.4g}, the "
+        f"median is {of.median:.4g}): a coder will learn those first. " + remedy.format(of.ratio)
         for name, of in every.items()
         if of.few_decide
     ]

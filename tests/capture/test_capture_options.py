@@ -112,12 +112,12 @@ def test_outliers_by_hand() -> None:
     x = np.array([[3.0, 4.0], [0.0, 4.9], [30.0, 40.0], [5.1, 0.0], [900.0, 0.0]], np.float32)[None]
     candidates = np.array([[True, True, True, True, False]])
 
-    def far(activations: dict[str, np.ndarray], ratio: float, here: np.ndarray = candidates) -> list[list[bool]]:
+    def far(activations: dict[str, np.ndarray], ratio: float, here: np.ndarray = candidates) -> Any:
         result = outliers(activations, here, ratio)
         on_device = {name: jnp.asarray(value) for name, value in activations.items()}
         np.testing.assert_array_equal(outliers(on_device, jnp.asarray(here), ratio), result)
         assert isinstance(result, np.ndarray)
-        return result.tolist()  # type: ignore[no-any-return]  # NumPy types tolist as Any
+        return result.tolist()
 
     assert far({"a": x}, 9.7) == [[False, False, True, False, False]]
     assert far({"a": x}, 10.3) == [[False] * 5], "the lower median is 5.0"
