@@ -1,4 +1,4 @@
-"""Where parameters lie in the tensors of a checkpoint: forms of one tensor, and tables of several that belong together.
+"""Forms of a checkpoint's tensors, and tables that say which tensor holds which parameter.
 
 A table is {parameter's path: (tensor name, layout)}; `{}` in a name stands for the block's number.
 """
