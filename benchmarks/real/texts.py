@@ -29,6 +29,7 @@ def write_texts(folders: dict[str, Path], path: Path) -> int:
 def of_html(page: str) -> str:
     """The text of an HTML page's paragraphs, headings and list items, a line each."""
     page = re.sub(r"(?is)<(script|style|head)\b.*?</\1>", "", page)
+    page = re.sub(r"\s+", " ", page)  # the source's own lines end in the middle of sentences
     page = re.sub(r"(?i)</?(p|h\d|li|div|br|pre|tr|dt|dd|blockquote)\b[^>]*>", "\n", page)
     lines = (" ".join(line.split()) for line in html.unescape(re.sub(r"<[^>]*>", "", page)).split("\n"))
     return "\n".join(line for line in lines if line)
