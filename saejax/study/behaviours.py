@@ -61,6 +61,18 @@ _NAMES = (
 )
 _SHORT = ("x", "i", "n", "0", "1", "k", "a", "self", "key", "name")
 
+_CAPITALS = (
+    *("France/Paris", "Germany/Berlin", "Italy/Rome", "Spain/Madrid", "Japan/Tokyo", "Russia/Moscow", "China/Beijing"),
+    *("England/London", "Greece/Athens", "Egypt/Cairo", "Austria/Vienna", "Ireland/Dublin", "Sweden/Stockholm"),
+    *("Norway/Oslo", "Poland/Warsaw", "Portugal/Lisbon", "Turkey/Ankara", "Kenya/Nairobi", "Peru/Lima", "Iran/Tehran"),
+    *("Iraq/Baghdad", "Belgium/Brussels", "Denmark/Copenhagen", "Hungary/Budapest", "Canada/Ottawa"),
+)
+_OPPOSITES = (
+    *("hot/cold", "big/small", "up/down", "left/right", "old/new", "good/bad", "black/white", "happy/sad", "fast/slow"),
+    *("high/low", "open/closed", "rich/poor", "strong/weak", "light/dark", "wet/dry", "true/false", "long/short"),
+    *("hard/soft", "early/late", "full/empty", "day/night", "war/peace", "life/death", "first/last", "win/lose"),
+)
+
 # What the demo model and other models of code do, and what models of English do.
 BEHAVIOURS: dict[str, Behaviour] = {
     "bracket": Behaviour(
@@ -99,6 +111,16 @@ BEHAVIOURS: dict[str, Behaviour] = {
             ),
             "others": ("houses", "windows", "walls", "fields", "stairs", "lamps", "stones", "gates", "rocks", "cups"),
         },
+    ),
+    "capital": Behaviour(
+        "names the capital of a country",
+        (("The capital of {here} is", "The capital of {there} is", " {one}", " {other}"),),
+        {"here/one": _CAPITALS, "there/other": _CAPITALS},
+    ),
+    "opposite": Behaviour(
+        "names the opposite of a word",
+        (("The opposite of {this} is", "The opposite of {that} is", " {one}", " {other}"),),
+        {"this/one": _OPPOSITES, "that/other": _OPPOSITES},
     ),
     "pronoun": Behaviour(
         "a pronoun fits the person that it stands for",

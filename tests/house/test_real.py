@@ -7,11 +7,14 @@ import json
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.real import __main__ as command
-from benchmarks.real import packages, texts
+from benchmarks.real import features, packages, texts
+from saejax.report.feature_table import write_features
+from saejax.runs.folder import Run
 
 pytestmark = pytest.mark.ci
 
@@ -68,3 +71,24 @@ def test_where_a_package_cannot_be_had_it_says_so_and_ends_well(
     monkeypatch.setattr(command, "TEXT", tmp_path / "english.jsonl")
     assert not command.fetch()
     assert "anarchism: it is a Debian package, and there is no apt-get here" in capsys.readouterr().out
+
+
+def test_features_are_drawn_from_the_middles_and_their_passages_stay_text(tmp_path: Path) -> None:
+    def row(number: int) -> dict[str, Any]:
+        example = {"tokens": [0, 1, 2], "activations": [0.0, 1.0 + number, 0.5], "peak": 1}
+        dead = number % 2  # every other one never fires
+        return {
+            "id": number,
+            "density": 0.0 if dead else number / 100 + 0.01,
+            "max": 1.0 + number,
+            "top_logits": [[2, 1.0], [" e", 0.5]],
+            "examples": None if dead else [example, {**example, "activations": [9.0, 0.0, 0.0]}],
+        }
+
+    table = {"vocab": ["a|b", " *c*", " d\n"], "features": [row(i) for i in range(40)]}
+    write_features(tmp_path / Run.features, table | {"d_sae": 40, "step": 7}, {})
+    drawn = features.drawn(tmp_path)
+    assert [one.id for one in drawn] == [2 + 4 * i for i in range(10)]  # the second of each two that fire
+    assert drawn[0].passages == (r"**a\|b** \*c\* d", r"a\|b **\*c\*** d") and drawn[0].promoted == ("` d `", "` e`")
+    lines = features.section(drawn).splitlines()
+    assert len([line for line in lines if line.startswith("| ")]) == 11
