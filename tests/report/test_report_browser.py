@@ -57,6 +57,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (run / "config.json").write_text(json.dumps({"coder": {"preset": "topk", "k": 4}, "note": HOSTILE}))
     rows = [{"step": s, "train/loss": 1 / (s + 1), "train/fve": s / 40} for s in range(40)]
     rows.append({"step": 39, "val/fve": 0.9})
+    rows += [{"step": s, "val/l0": 32.0 - 1e-4 * (s == 20)} for s in (10, 20, 30)]  # long labels beside its axis
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     gate = {"name": "r2", "title": "R2", "value": 0.5, "bar": 0.7, "comparison": ">", "passed": False}
     density = {"log10_edges": [-3, -2, -1], "counts": [100, 170], "dead": 30, "n_tokens": 5000}
@@ -109,7 +110,7 @@ def test_the_page_draws_itself_without_a_complaint(page: Path) -> None:
     ):
         assert re.search(rf"<h2[^>]*>{heading}</h2>", body)
     assert "1 of 1 gates failed" in body
-    assert body.count('class="line series-0"') == 3 and body.count('class="line series-1"') == 2
+    assert body.count('class="line series-0"') == 4 and body.count('class="line series-1"') == 2
     # Of five components one is too small to show; bar and table have the same parts, and the loop one more row.
     assert [body.count(f'class="part {part}"') for part in ("forward", "backward", "update", "idle")] == [4, 2, 2, 2]
     assert "device idle: wait for data" in body and "Steps 4 to 13" in body

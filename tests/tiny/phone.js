@@ -14,6 +14,7 @@ return {
   low: all("svg text").filter((text) => box(text).height > 0 && box(text).height < LOW).map((text) => text.textContent),
   out: all("table, pre, img, svg").filter((node) => box(node).right > innerWidth + 1 && !scrolls(node)).map((node) => node.outerHTML.slice(0, 80)),
   over: neighbours.filter(([one, other]) => overlap(written(one), written(other))).map((cells) => cells.map((cell) => cell.textContent)),
+  cut: all("svg .axes text").filter((text) => box(text).left < box(text.ownerSVGElement).left - 1).map((text) => text.textContent),
   twice: axes.filter((labels) => new Set(labels).size < labels.length),
   images: all("img").map((image) => image.clientWidth / image.naturalWidth),
 };

@@ -1,4 +1,4 @@
-"""A page in a narrow window: letters that cannot be read, tables that cannot be reached, cells that overlap."""
+"""A page in a narrow window: letters that are unreadable or cut off, tables out of reach, cells that overlap."""
 
 from __future__ import annotations
 
