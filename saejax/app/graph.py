@@ -117,7 +117,8 @@ def write_pages(
         tables: what features fire on.
         shown: effects, effects_of and supernodes of `render_graph`.
     """
-    shown_graph = pruned(graph, *shares)
+    covered, mlps = mlps_of(lm, graph)
+    shown_graph = pruned(graph, *shares, count_tokens=not 0 < covered < mlps)
     strings = lm.tokenizer.token_strings(graph.logits.tolist())
     features = graph.features[shown_graph.nodes[graph.parts["features"]]].tolist()
     kept = {(layer, latent) for layer, _, latent in features}
@@ -142,6 +143,11 @@ def write_pages(
     replacement, completeness = scores(graph)
     figures = {"replacement score": replacement, "completeness score": completeness}
     return render_graph(folder / f"{slug}.html", content, tables=tables, figures=figures, **shown)
+
+
+def mlps_of(lm: LanguageModel, graph: Graph) -> tuple[int, int]:
+    """How many MLPs the graph's dictionaries stand for, and how many the model has."""
+    return sum(name.endswith(".mlp_out") for name in graph.hook_points), lm.config.n_layer
 
 
 def label_of(row: Mapping[str, Any], vocab: Sequence[str]) -> str:

@@ -92,7 +92,8 @@ def steer(
 ) -> list[Written]:
     """The continuations of each prompt, without and with latents of the dictionary `name` changed.
 
-    They are changed at every token but the model's bos, which is put in front of each prompt where there is one.
+    They are changed at every token but the first, where a model has its sink and dictionaries are not trained: the
+    model's bos, which is put in front of each prompt where there is one, or the prompt's own first token.
 
     Raises:
         ConfigError: a latent that cannot be changed so.
@@ -100,10 +101,11 @@ def steer(
     """
     lm = inside.lm
     bos = lm.tokenizer.bos
+    first = max(1, len(bos))
     rows = [bos + ids for ids in lm.tokenizer.encode_behind_bos(list(prompts))]
-    changed = _rows_of(steered(inside, name, operation.at(True), rows, sampling, len(bos)))
+    changed = _rows_of(steered(inside, name, operation.at(True), rows, sampling, first))
     without = _rows_of(generate(lm.config, lm.params, rows, sampling))
-    about = _about(inside, name, list(operation.latents), rows, operation.at, len(bos))
+    about = _about(inside, name, list(operation.latents), rows, operation.at, first)
     return [Written(*row) for row in zip(prompts, without, changed, about, strict=True)]
 
 

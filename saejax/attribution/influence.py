@@ -26,19 +26,23 @@ class Pruned:
     Attributes:
         nodes: bool [N]. edges: bool [R, N], target by source as in the graph's weights, between these nodes.
         influence: float64 [N], of the whole graph's nodes.
+        counted: bool [N], the nodes whose influence shares are of; all of them if None.
     """
 
     nodes: np.ndarray
     edges: np.ndarray
     influence: np.ndarray
+    counted: np.ndarray | None = None
 
     @property
     def cumulative(self) -> np.ndarray:
-        """For each node the share of all influence that it and the nodes of more influence have, float64 [N]."""
-        order = np.argsort(-self.influence, kind="stable")
+        """For each node the share of all influence that it and those of more have, float64 [N]; 0 if not counted."""
+        counted = np.ones(len(self.influence), bool) if self.counted is None else self.counted
+        score = np.where(counted, self.influence, 0.0)
+        order = np.argsort(-score, kind="stable")
         shares = np.empty(len(order))
-        shares[order] = np.cumsum(self.influence[order]) / max(self.influence.sum(), _LEAST_SUM)
-        return shares
+        shares[order] = np.cumsum(score[order]) / max(score.sum(), _LEAST_SUM)
+        return np.where(counted, shares, 0.0)
 
 
 def influence(graph: Graph) -> np.ndarray:
@@ -46,12 +50,16 @@ def influence(graph: Graph) -> np.ndarray:
     return _influence(graph, _normalised(graph.weights))
 
 
-def pruned(graph: Graph, node_share: float, edge_share: float) -> Pruned:
+def pruned(graph: Graph, node_share: float, edge_share: float, count_tokens: bool = True) -> Pruned:
     """The fewest nodes that have `node_share` of the influence, then the fewest edges with `edge_share` of theirs.
 
     An edge of the graph of these nodes, normalised anew, has A_ts (influence_t + p_t). Tokens and logits stay always.
     A feature or error from which no edge leads anywhere goes, and so does a feature to which none leads, until none is
     left of these.
+
+    Args:
+        count_tokens: False: both shares are of what features and errors have. Where dictionaries stand for a few MLPs,
+            all that passes through the others is the tokens' and would leave nothing else in sight.
 
     Raises:
         ConfigError: a share outside of [0, 1].
@@ -62,12 +70,15 @@ def pruned(graph: Graph, node_share: float, edge_share: float) -> Pruned:
             raise ConfigError(f"{name} is {share}; it must be between 0 and 1.")
     rows, parts = graph.targets, graph.parts
     score = influence(graph)
-    nodes = score >= _threshold(score, node_share)
+    counted_N = np.ones(graph.n_nodes, bool)
+    counted_N[parts["tokens"]] = counted_N[parts["logits"]] = count_tokens
+    nodes = score >= _threshold(score[counted_N], node_share)
     nodes[parts["tokens"].start :] = True
     normalised_RN = _normalised(np.where(nodes[rows][:, None] & nodes[None], graph.weights, 0))
     ends_N = _influence(graph, normalised_RN) + _p(graph)
     scores_RN = normalised_RN * ends_N[rows][:, None]
-    edges_RN = (scores_RN >= _threshold(scores_RN[scores_RN > 0], edge_share)) & (scores_RN > 0)
+    there_RN = scores_RN > 0
+    edges_RN = there_RN & (scores_RN >= _threshold(scores_RN[there_RN & counted_N], edge_share))
     features, inner = parts["features"], slice(0, parts["tokens"].start)
     while True:
         before = nodes.copy()
@@ -76,7 +87,7 @@ def pruned(graph: Graph, node_share: float, edge_share: float) -> Pruned:
         edges_RN &= nodes[rows][:, None] & nodes[None]
         if np.array_equal(nodes, before):
             break
-    return Pruned(nodes, edges_RN, score)
+    return Pruned(nodes, edges_RN, score, counted_N)
 
 
 def scores(graph: Graph) -> tuple[float, float]:

@@ -21,8 +21,8 @@ class AttributionConfig(Settings, section="attribution"):
     )
     silent: int = setting(
         1,
-        "How many of the first tokens have no features and no errors. A model's bos is large and the same in every "
-        "prompt. 0 for prompts without one.",
+        "How many of the first tokens have no features and no errors. A model has its sink there, on its bos or on "
+        "what stands first, and dictionaries are not trained on it. 0 for one that was (capture.drop_first=0).",
         low=0,
     )
     chunk: int = setting(64, "Rows computed at once: memory grows with it.", low=1)

@@ -25,12 +25,13 @@ class Graph(Command, takes="words"):
     node_share: float = setting(StudyConfig.node_share, "Share of the influence that shown nodes keep.", low=0, high=1)
     edge_share: float = setting(StudyConfig.edge_share, "Share of the influence that shown edges keep.", low=0, high=1)
     effects: int = setting(10, "Features to set to zero, one at a time.", low=0)
+    silent: int = setting(1, "First tokens without features and errors: where a model has its sink.", low=0)
     supernodes: str = setting("", "Pins and groups that the page has saved.")
 
     def run(self, line: Line) -> None:
         from saejax.app.console import say
         from saejax.app.dictionaries import dictionaries
-        from saejax.app.graph import RowsDone, ablations, slug_of, tables_of, write_pages
+        from saejax.app.graph import RowsDone, ablations, mlps_of, slug_of, tables_of, write_pages
         from saejax.app.run_coders import with_model
         from saejax.attribution import AttributionConfig, attribute
         from saejax.attribution.build import decided_by
@@ -50,7 +51,7 @@ class Graph(Command, takes="words"):
         loaded, lm = with_model(list(dictionaries(places).values()), self.model)
         saes = at_model(lm, loaded)
         bos = lm.tokenizer.bos
-        config = AttributionConfig(max_features=self.max_features, logits=self.logits, silent=len(bos))
+        config = AttributionConfig(max_features=self.max_features, logits=self.logits, silent=self.silent)
         folder, tokens = Path(self.out), bos + lm.tokenizer.encode_behind_bos([prompt])[0]
         slug = self.name or slug_of(prompt, decided_by(lm, saes, tokens, config))
         with RowsDone() as rows:
@@ -64,5 +65,11 @@ class Graph(Command, takes="words"):
             f"{graph.n_features} features, {len(graph.logits)} next tokens; replacement score {replacement:.2f}, "
             f"completeness score {completeness:.2f}"
         )
+        covered, mlps = mlps_of(lm, graph)
+        if 0 < covered < mlps:
+            say(
+                f"dictionaries stand for {covered} of {mlps} MLPs: the others are linear here, what passes through "
+                "them is the tokens', and the scores are higher than a graph of all MLPs would have"
+            )
         say(f"{page}")
         say(f"{folder / slug}.json: circuit-tracer's format; {folder / slug}.npz: saejax.attribution.Graph")

@@ -5,7 +5,7 @@
     saejax steer their/folder --model=owner/name --feature=2:123 "prompt"      latent 123 of layer 2
 
 The dictionary is a run, a saved folder, another project's, or of the hub. The change acts in every step, at every token
-but the model's bos. What the dictionary does not explain stays as it is.
+but the first. What the dictionary does not explain stays as it is.
 """
 
 import textwrap
@@ -45,7 +45,7 @@ class Steer(SteerSettings, Command, takes="words", answers=True):
         operation = Operation(self.operation, features(self.feature, sae), self.scale)
         continuations = steer(Interventions(lm, {place: sae}), place, operation, prompts, sampling)
         say(f"{lm.identity['model']}, {sae!r}")
-        say(f"latent {self.feature}: {operation.reads}, at every token{' but bos' if lm.tokenizer.bos else ''}")
+        say(f"latent {self.feature}: {operation.reads}, at every token but the first")
         for continuation in continuations:
             say()
             say(textwrap.fill(continuation.prompt, 110, initial_indent="prompt   ", subsequent_indent=" " * 9))

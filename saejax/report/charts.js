@@ -4,7 +4,7 @@ const CHART = {width: 340, height: 178, left: 44, right: 16, top: 10, bottom: 24
 // Beside something else: a drawing of half the width has letters of the same size.
 const SMALL_CHART = {...CHART, width: 230, height: 150, left: 34, right: 10};
 const WIDE_CHART = {...CHART, width: 720, height: 210};
-const LETTER = 6.2;  // the width of one in a label
+const DIGIT = 6.2;  // the width of one in a label
 const DASHES = [null, "5 3", "2 3"];
 
 function tickLabel(value, digits = 4) {
@@ -26,7 +26,7 @@ function tickLabels(ticks) {
 function axes(x, y, {width, height, left, right, bottom}) {
   const group = svg("g", {class: "axes", "aria-hidden": "true"});
   const [down, across] = [y.ticks, x.ticks].map(tickLabels);
-  const fit = (label) => (label.length * LETTER > left - 8 ? {textLength: left - 8, lengthAdjust: "spacingAndGlyphs"} : {});
+  const fit = (label) => (label.length * DIGIT > left - 8 ? {textLength: left - 8, lengthAdjust: "spacingAndGlyphs"} : {});
   y.ticks.forEach((tick, i) => group.append(svg("line", {class: "grid", x1: left, x2: width - right, y1: y(tick), y2: y(tick)}),
     svg("text", {x: left - 6, y: y(tick) + 3.5, "text-anchor": "end", ...fit(down[i])}, down[i])));
   x.ticks.forEach((tick, i) => group.append(svg("line", {class: "tick", x1: x(tick), x2: x(tick), y1: height - bottom, y2: height - bottom + 4}),

@@ -26,7 +26,7 @@ function groupChart({title, hint, groups, values, intervals, describe}) {
   const y = scale(padded([Math.min(...shown), Math.max(...shown)], 0.08), [height - bottom, top], {ticks: 4});
   const x = (i) => left + ((i + 0.5) / groups.length) * (width - left - right);
   // A label for every group that has room, and always for the last.
-  const stride = Math.ceil((groups.length * (6.2 * Math.max(...groups.map((name) => name.length)) + 6)) / (width - left - right));
+  const stride = Math.ceil((groups.length * (DIGIT * Math.max(...groups.map((name) => name.length)) + 6)) / (width - left - right));
   const readout = el("span", {class: "readout"});
   const none = Object.assign(() => 0, {ticks: []});
   const marks = groups.map((name, i) => {

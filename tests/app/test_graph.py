@@ -12,10 +12,12 @@ from tiny.by_hand import coder_of, random_params, sites_of
 from tiny.commands import run_command
 from tiny.graphs import VOCAB, made_up_feature
 
-from saejax.app.graph import ablations, slug_of
+from saejax.app.graph import ablations, mlps_of, slug_of
 from saejax.attribution import AttributionConfig, Graph, attribute
 from saejax.attribution.build import decided_by
 from saejax.attribution.export import checked_slug, node_ids, scan_of
+from saejax.attribution.influence import pruned
+from saejax.commands.graph import Graph as GraphCommand
 from saejax.core.errors import ConfigError, DataError
 from saejax.interventions import Interventions, zero
 from saejax.lm import load_lm
@@ -111,6 +113,21 @@ def test_a_second_run_and_a_page_read_again_give_the_same_files(made: Path, tmp_
     before = {p: p.read_bytes() for p in (made / "graphs").rglob("*") if p.is_file()}
     run_command("graph", [made / "clt", PROMPT], out=str(made / "graphs"), effects=4, node_share=0.99)
     assert {p: p.read_bytes() for p in before} == before
+
+
+def test_the_command_has_the_settings_defaults() -> None:
+    assert (GraphCommand.max_features, GraphCommand.logits, GraphCommand.silent) == (
+        AttributionConfig.max_features, AttributionConfig.logits, AttributionConfig.silent)  # fmt: skip
+
+
+def test_a_page_of_few_mlps_shows_features(made: Path) -> None:
+    """Tokens have what passes through the others, most of it: shares are of what features and errors have."""
+    graph = Graph.load(of_prompt(made, "return-data-x"))
+    lm = load_lm("demo")
+    assert mlps_of(lm, graph) == (len(WRITES), lm.config.n_layer) and len(WRITES) < lm.config.n_layer
+    content = json.loads(of_prompt(made, "return-data-x").with_suffix(".json").read_text())
+    kept = pruned(graph, 0.99, 0.98, count_tokens=False)
+    assert len(content["nodes"]) == kept.nodes.sum()
 
 
 def test_each_graph_has_a_name_of_its_own(made: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`saejax steer`: what it prints is what the model writes with the decoder row added by hand."""
 
+import dataclasses
 import json
 import math
 import re
@@ -106,6 +107,20 @@ def test_what_cannot_be_steered_is_refused(
         dictionary().save("unknown")
     with pytest.raises((ConfigError, DataError), match=match):
         run_command("steer", words, **given)
+
+
+@pytest.mark.parametrize("with_bos", [True, False])
+def test_the_first_token_stays_as_it_is(with_bos: bool, folder: Path) -> None:
+    """A model has its sink there, on its bos or on what stands first."""
+    lm, prompt = load_lm(str(folder.parent / "lm")), "def read(self):"
+    if not with_bos:
+        lm = dataclasses.replace(lm, tokenizer=dataclasses.replace(lm.tokenizer, bos_id=None))
+    rows, operation = [lm.tokenizer.bos + lm.tokenizer.encode(prompt)], Operation("set", [9], 40.0)
+    inside = Interventions(lm, {"x": dictionary()})
+    (written,) = steer(inside, "x", operation, [prompt], Sampling(4))
+    own = list(steered(inside, "x", operation.at, rows, Sampling(4), 1))
+    assert written.changed == np.stack(own, axis=1)[0].tolist()
+    assert f"of {len(rows[0]) - 1} tokens" in written.about
 
 
 def test_other_latents_and_numbers_take_the_same_programs(folder: Path) -> None:

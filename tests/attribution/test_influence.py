@@ -92,6 +92,17 @@ def test_a_share_of_one_keeps_all_that_matters() -> None:
     assert found.cumulative[NAMES.index("t1")] == pytest.approx((224 + 191 + 141) / 1004)
 
 
+def test_shares_of_what_features_and_errors_have() -> None:
+    """Tokens stay, whatever they have, and take nothing from the others' shares."""
+    score, inner = influence(graph()), slice(0, NAMES.index("t0"))
+    found = pruned(graph(), 0.5, 1.0, count_tokens=False)
+    falling = np.sort(score[inner])[::-1]
+    fewest = int(np.searchsorted(np.cumsum(falling), 0.5 * falling.sum())) + 1
+    assert named(found.nodes) == {NAMES[i] for i in np.argsort(-score[inner])[:fewest]} | {"t0", "t1", "a", "b"}
+    assert found.cumulative[np.argmax(score[inner])] == pytest.approx(falling[0] / falling.sum())
+    assert found.cumulative[NAMES.index("t0")] == 0 and len(edges(found.edges)) > 0
+
+
 def test_influence_accumulates_from_the_largest() -> None:
     for given, shares in (([1.0, 5.0, 0.0, 4.0], [1.0, 0.5, 1.0, 0.9]), ([0.0, 0.0, 0.0], [0, 0, 0])):
         nodes = np.ones(len(given), bool)

@@ -28,8 +28,8 @@ def _continued(config: Any, params: Any, prompts: Any, prefixes: Any) -> np.ndar
     return np.stack(list(generate(config, params, prompts, Sampling(tokens=6), prefixes=prefixes)), axis=1)
 
 
-# One with grouped heads; the others in .ci/run. The class of gemma3 with images continues no embeddings in transformers;
-# its text model is gemma3_text.
+# One with grouped heads; the others in .ci/run. In transformers gemma3 with images continues no embeddings, and
+# gemma3_text is its text model.
 @pytest.mark.parametrize("name", rest_in("ci", [name for name in MODELS if name != "gemma3"], ("qwen3",)))
 def test_a_prefix_is_what_inputs_embeds_is_in_transformers(name: str, tmp_path: Path) -> None:
     """Logits of whole rows; greedy tokens, with prefixes of three lengths in one batch, one of them empty."""

@@ -304,8 +304,8 @@ def test_one_step_is_read_out_in_all_charts(page: Path) -> None:
         """,
     )
     assert played == [
-        ["step 1: 0.5000", "step 1: train 0.02500, val 0.9000"],
-        ["step 39: 0.02500", "step 39: train 0.9750, val 0.9000"],
+        ["step 1: 0.5000", "step 1: train 0.02500, val 0.9000", "step 10: 32"],
+        ["step 39: 0.02500", "step 39: train 0.9750, val 0.9000", "step 30: 32"],
         "Feature 1",
     ]
 
