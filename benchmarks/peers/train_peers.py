@@ -147,7 +147,7 @@ def saelens(task: Task, lr: float) -> Trained:
 
     settings = {k: v for k, v in dataclasses.asdict(config).items() if k != "metadata"}
     rows = loaded.W_dec.detach().cpu().numpy()
-    return Trained(encode, settings | training | {"scaling_factor": scale}, rows, sae.save_inference_model)
+    return Trained(encode, settings | training | {"scaling_factor": scale}, rows, loaded.save_model)
 
 
 def _l1(task: Task) -> dict[str, Any]:
