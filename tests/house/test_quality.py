@@ -176,3 +176,19 @@ def test_only_missing_dictionaries_of_the_table_are_measured(tmp_path: Path, mon
     of_12 = next(cells for cells in recovered if cells[:2] == ["topk", "12"])
     expected = 1 - sum(lines[0]["lost"]) / sum(lines[0]["zeroed"])
     assert of_12[2:] == [f"{expected:.4f}"] * 3 + ["+0.0000 [+0.0000, +0.0000]"] * 2
+
+
+def test_probes_are_compared_seed_by_seed_and_data_set_by_data_set() -> None:
+    """The peers differ by much from data set to data set, and from saejax by 0.01 in every one of them."""
+    pytest.importorskip("torch")
+    from benchmarks.quality.probes import table
+
+    of_set = {f"set {i}": 0.5 + 0.04 * i for i in range(10)}
+    lower = {name: auc - 0.01 for name, auc in of_set.items()}
+    scores = {
+        ("topk", trainer, seed, 2): of_set if trainer == "saejax" else lower
+        for trainer in runs.TRAINERS[:2]
+        for seed in (0, 1)
+    }
+    cells = [cell.strip() for cell in list(table(DEMO, scores, [2]))[-1].split("|")[1:-1]]
+    assert cells == ["topk", "2", "0.6800", "0.6700", "-", "**+0.0100 [+0.0100, +0.0100]**", "-"]
