@@ -146,7 +146,7 @@ SETS = {
         DataSet(
             "smollm2",
             "SmolLM2-135M-Instruct, block 14",
-            409_600,
+            307_200,
             1024,
             576,
             2304,
