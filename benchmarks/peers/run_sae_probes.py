@@ -16,7 +16,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -80,7 +80,9 @@ def hooked(folder: Path) -> HookedTransformer:
     return model
 
 
-def probed(sae: Any, name: str, hook: str, out: Path, datasets: list[str]) -> dict[tuple[str, int], float]:
+def probed(
+    sae: Any, name: str, hook: str, out: Path, datasets: list[str], ks: Sequence[int] = KS
+) -> dict[tuple[str, int], float]:
     """{(data set, k): AUC on sae-probes' test rows}, by its own code."""
     run_sae_evals(
         sae=sae,
@@ -88,7 +90,7 @@ def probed(sae: Any, name: str, hook: str, out: Path, datasets: list[str]) -> di
         hook_name=hook,
         reg_type="l1",
         setting="normal",
-        ks=list(KS),
+        ks=list(ks),
         results_path=out / name,
         model_cache_path=out / "activations",
         datasets=datasets,

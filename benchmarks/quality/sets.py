@@ -7,7 +7,9 @@ order-<seed>.npy which rows a training takes and in which order; of the known tr
 import dataclasses
 import functools
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -39,6 +41,8 @@ class DataSet:
         seeds: of the start and of the order.
         families: that are compared.
         store, hook_point: where the activations lie, below stores/; of the known truth "".
+        experiment: of configs/, whose language model and text say what loss a dictionary costs; "" where that is not
+            asked. Then the dictionaries are kept.
         preset: of the known truth, that of configs/truth.py.
     """
 
@@ -54,6 +58,7 @@ class DataSet:
     families: tuple[str, ...] = FAMILIES
     store: str = ""
     hook_point: str = ""
+    experiment: str = ""
     preset: str = "small"
 
     @property
@@ -63,6 +68,10 @@ class DataSet:
     @property
     def folder(self) -> Path:
         return FOLDER / self.name
+
+    def dictionary(self, key: Sequence[Any]) -> Path | None:
+        """The folder of a trained dictionary; None where dictionaries are not kept."""
+        return self.folder / "dictionaries" / "-".join(map(str, key[1:])) if self.experiment else None
 
     def order(self, seed: int) -> Path:
         """The file with the numbers of the rows that a training takes, in order: the same for every trainer."""
@@ -133,6 +142,19 @@ SETS = {
             1024,
             store="demo",
             hook_point="blocks.3.resid_post",
+        ),
+        DataSet(
+            "smollm2",
+            "SmolLM2-135M-Instruct, block 14",
+            307_200,
+            1024,
+            576,
+            2304,
+            l0s=(16, 32, 64),
+            families=("topk", "batchtopk"),
+            store="smollm2",
+            hook_point="blocks.14.resid_post",
+            experiment="smollm2",
         ),
         DataSet(
             "encoder",

@@ -36,8 +36,12 @@ class Figures:
     of_seeds: dict[str, np.ndarray]
 
     @property
+    def share(self) -> float:
+        return float(self.error.mean(0).sum() / self.variance.sum())
+
+    @property
     def fve(self) -> float:
-        return float(1 - self.error.mean(0).sum() / self.variance.sum())
+        return 1 - self.share
 
     def fves(self, seeds_RS: np.ndarray, groups_RG: np.ndarray) -> np.ndarray:
         """FVE of each resample of seeds and of groups, [R]."""
@@ -88,16 +92,19 @@ class Cell:
     of: tuple[Figures | None, ...]
 
 
-def difference(a: Figures | None, b: Figures | None) -> str:
-    """FVE of a minus that of b with its 95 % interval over seeds and groups, drawn alike; bold where 0 is outside."""
+def difference(a: Figures | None, b: Figures | None, sign: int = 1) -> str:
+    """FVE of a minus that of b with its 95 % interval over seeds and groups, drawn alike; bold where 0 is outside.
+
+    With sign -1 of the share that is not explained.
+    """
     if a is None or b is None or len(a.error) != len(b.error):
         return "-"
     random, n_groups, n_seeds = np.random.default_rng(0), a.error.shape[1], len(a.error)
     groups_RG = random.multinomial(n_groups, np.full(n_groups, 1 / n_groups), RESAMPLES)
     seeds_RS = random.multinomial(n_seeds, np.full(n_seeds, 1 / n_seeds), RESAMPLES)
-    drawn = a.fves(seeds_RS, groups_RG) - b.fves(seeds_RS, groups_RG)
+    drawn = sign * (a.fves(seeds_RS, groups_RG) - b.fves(seeds_RS, groups_RG))
     low, high = np.quantile(drawn, [0.025, 0.975])
-    shown = f"{a.fve - b.fve:+.4f} [{low:+.4f}, {high:+.4f}]"
+    shown = f"{sign * (a.fve - b.fve):+.4f} [{low:+.4f}, {high:+.4f}]"
     return f"**{shown}**" if low > 0 or high < 0 else shown
 
 
@@ -105,14 +112,14 @@ def cells(data: DataSet, rows: Sequence[Row], variance_G: np.ndarray) -> Iterato
     """Every family and L0 of a data set that something is known of."""
     for family in data.families:
         mine = [row for row in rows if (row["set"], row["family"]) == (data.name, family)]
-        chosen = [_rows_of(mine, trainer) for trainer in TRAINERS]
+        chosen = [rows_of(mine, trainer) for trainer in TRAINERS]
         for l0 in data.l0s:
             found = tuple(figures_at(some, variance_G, l0) if some else None for some in chosen)
             if any(found):
                 yield Cell(family, l0, found)
 
 
-def _rows_of(rows: Sequence[Row], trainer: str) -> list[Row]:
+def rows_of(rows: Sequence[Row], trainer: str) -> list[Row]:
     """Of saejax the rows with its defaults; of a peer those of the setting that was run with the most seeds and L0."""
     mine = [row for row in rows if row["trainer"] == trainer]
     if trainer == "saejax":
@@ -139,6 +146,15 @@ def score_table(found: Sequence[Cell], name: str) -> Iterator[str]:
         means = [f"{f.of_seeds[name].mean():.3f}" if f else "-" for f in cell.of]
         against = [_score_difference(cell.of[0], cell.of[other], name) for other in (1, 2)]
         yield _line(cell.family, cell.l0, *means, *against)
+
+
+def loss_table(found: Sequence[Cell], recovered: bool) -> Iterator[str]:
+    """Markdown: loss recovered at equal L0, else the KL divergence, and differences with intervals."""
+    yield from _head("family", "L0", *NAMES, "- SAELens", "- dictionary_learning")
+    for cell in found:
+        values = [f"{f.fve if recovered else f.share:.4f}" if f else "-" for f in cell.of]
+        against = [difference(cell.of[0], cell.of[other], 1 if recovered else -1) for other in (1, 2)]
+        yield _line(cell.family, cell.l0, *values, *against)
 
 
 def _score_difference(a: Figures | None, b: Figures | None, name: str) -> str:

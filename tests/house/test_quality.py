@@ -6,17 +6,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
-from benchmarks.quality import runs
+from benchmarks.quality import losses, runs
+from benchmarks.quality.losses import Text, loss_tables, measure_losses
 from benchmarks.quality.runs import Results, Run, compare
 from benchmarks.quality.sets import SETS
 from benchmarks.quality.table import Figures, default_table, difference, figures_at
+from saejax.coders import CoderConfig, Sites, build
+from saejax.evals import EvalConfig, evaluate
+from saejax.trained import TrainedCoder
 
 pytestmark = pytest.mark.ci
 
 DATA = SETS["truth"]
+DEMO = dataclasses.replace(SETS["demo"], families=("topk",), l0s=(12, 24), seeds=(0,), experiment="quickstart")
 
 
 def _row(run: Run, l0: float) -> dict[str, Any]:
@@ -129,3 +135,60 @@ def test_the_interval_of_a_difference_holds_the_true_one_as_often_as_it_says() -
         low, high = (float(end) for end in shown[shown.index("[") + 1 : -1].split(","))
         held += low <= 0.01 <= high
     assert 34 <= held <= 40
+
+
+def _dictionary(k: int) -> TrainedCoder:
+    """Of the demo model, with random weights."""
+    coder = build(CoderConfig(preset="topk", k=k, d_sae=256), DEMO.d_in, 10)
+    alone, params = coder.inference(coder.init(jax.random.key(0)), coder.init_stats())
+    return TrainedCoder(alone, params, Sites((DEMO.hook_point,), (DEMO.hook_point,), (1.0,), (1.0,)))
+
+
+def test_a_dictionary_costs_what_the_evaluation_says() -> None:
+    text, sae = Text(DEMO, tokens=1), _dictionary(12)
+    work, found = text.work, text.line(sae)
+    rows = work.experiment.eval.batch_rows
+    there = evaluate(sae, work.lm, work.packer, EvalConfig(tokens=1, batch_rows=rows), work.experiment.capture.sinks)
+    assert 1 - sum(found["lost"]) / sum(found["zeroed"]) == pytest.approx(there.metrics["loss_recovered"], abs=1e-4)
+    assert sum(found["kl"]) / sum(found["predicted"]) == pytest.approx(there.metrics["kl"], rel=1e-4)
+    assert found["lost"] == pytest.approx(
+        there.documents.columns["ce_sae"] - there.documents.columns["ce_clean"], rel=1e-3, abs=1e-2
+    )
+
+
+def test_only_missing_dictionaries_of_the_table_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each trainer two dictionaries; what they cost is that of random weights: the two differ in k alone."""
+    data = dataclasses.replace(DEMO, name=str(tmp_path / "demo"))
+    tried = Run(data, "topk", "saelens", 12, 0, 0.1)
+    kept = [Run(data, "topk", trainer, k, 0, None) for trainer in runs.TRAINERS for k in data.l0s]
+    rows = [_row(run, run.target) for run in (*kept, tried)]
+    for run in kept:
+        _dictionary(run.target).save(data.dictionary(run.key()) or tmp_path)
+    monkeypatch.setattr(losses, "LOSSES", tmp_path / "losses.jsonl")
+    monkeypatch.setattr(losses, "Text", lambda data: Text(data, tokens=1))
+    assert loss_tables(data) == ""
+    measure_losses(data, rows[:4], math.inf)
+    first = runs.read(losses.LOSSES)
+    measure_losses(data, rows, math.inf)
+    lines = runs.read(losses.LOSSES)
+    assert lines[:4] == first and [line["key"] for line in lines] == [list(run.key()) for run in kept]
+    recovered = [[cell.strip() for cell in line.split("|")[1:-1]] for line in loss_tables(data).splitlines()]
+    of_12 = next(cells for cells in recovered if cells[:2] == ["topk", "12"])
+    expected = 1 - sum(lines[0]["lost"]) / sum(lines[0]["zeroed"])
+    assert of_12[2:] == [f"{expected:.4f}"] * 3 + ["+0.0000 [+0.0000, +0.0000]"] * 2
+
+
+def test_probes_are_compared_seed_by_seed_and_data_set_by_data_set() -> None:
+    """The peers differ by much from data set to data set, and from saejax by 0.01 in every one of them."""
+    pytest.importorskip("torch")
+    from benchmarks.quality.probes import table
+
+    of_set = {f"set {i}": 0.5 + 0.04 * i for i in range(10)}
+    lower = {name: auc - 0.01 for name, auc in of_set.items()}
+    scores = {
+        ("topk", trainer, seed, 2): of_set if trainer == "saejax" else lower
+        for trainer in runs.TRAINERS[:2]
+        for seed in (0, 1)
+    }
+    cells = [cell.strip() for cell in list(table(DEMO, scores, [2]))[-1].split("|")[1:-1]]
+    assert cells == ["topk", "2", "0.6800", "0.6700", "-", "**+0.0100 [+0.0100, +0.0100]**", "-"]
