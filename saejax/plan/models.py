@@ -58,7 +58,7 @@ def shapes_of(lm: LMConfig) -> tuple[ModelShape, ...]:
 
 @cache
 def has_bos(model: str, revision: str = "") -> bool | None:
-    """Whether a model whose config.json is here has a bos token; None where its tokenizer is not here."""
+    """True if a model whose config.json is here has a bos token; None where its tokenizer is not here."""
     try:
         return bool(Tokenizer.from_folder(config_folder(model, revision)).bos)
     except DataError:

@@ -103,7 +103,7 @@ def sink_lines(path: str | os.PathLike[str]) -> list[str]:
 
 
 def store_norms(reader: StoreReader, hook_points: Sequence[str]) -> dict[str, Any]:
-    """What a page and the end of a capture show of a complete store's rows, as JSON.
+    """The lengths of a complete store's rows as a page and the end of a capture show them, as JSON.
 
     {"rows", "beyond": `LONG`, "left_out": {"first", "massive"} or None where no capture counted them,
     "hook_points": {name: `Norms` and mean_over_spread}, "warnings": those of `few_rows`}.
