@@ -298,7 +298,7 @@ class ArrayMaterials:
             span = own_rows(mesh, t.batch_size, t.accumulate, t.neighbours)
             how = t.block_chunks, span, t.max_rows, t.shares, t.blocks_ahead, t.neighbours
             batches = Batches(rows.only(names), t.batch_size, self.experiment.seed, *how)
-            for warning in few_rows(rows, names, "Leave out rows that are so long; the longest is {:.3g} medians."):
+            for warning in few_rows(rows, names):
                 tell(f"warning: {warning}")
         heldout = self.heldout
         if heldout is not None:

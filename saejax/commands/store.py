@@ -122,8 +122,7 @@ class Store(Command, takes="words", answers=True):
         out, *files = paths
         rows, dropped = import_files(out, files, config, _bar("import"))
         print(f"{out}: {rows:,} rows of {len(files)} files, {dropped:,} dropped because they were not finite")
-        remedy = "Leave out rows that are so long; the longest is {:.3g} medians."
-        for warning in few_rows(StoreReader.open(out), (self.hook_point,), remedy):
+        for warning in few_rows(StoreReader.open(out), (self.hook_point,)):
             print(f"warning: {warning}")
         return 0
 

@@ -123,8 +123,10 @@ def _places(
     def find(key: str, stem: str = "") -> str | None:
         """The tensor of a parameter of the table; a head has no prefix, and its usual name beside its own."""
         stem = stem or arch.tensors[key][0]
-        second = stem.replace("embed_out.", "lm_head.") if key in _UNEMBEDDING else f"{arch.prefix}{stem}"
-        return next((name for name in (stem, second) if name in files.names), None)
+        head = key in _UNEMBEDDING
+        second = stem.replace("embed_out.", "lm_head.") if head else f"{arch.prefix}{stem}"
+        others = (f"{prefix}{stem}" for prefix in (arch.heads if head else arch.others))
+        return next((name for name in (stem, second, *others) if name in files.names), None)
 
     places: dict[ParameterPath, tuple[list[str], Layout]] = {}
     used = set()

@@ -42,6 +42,7 @@ class Architecture:
         tensors: {parameter's path: (tensor name, layout)}; `blocks.attn.W_Q` stands for every block's, with `{}` in the
             tensor name for the block's number.
         prefix: what may stand in front of every tensor name but the head's.
+        others: more of what may stand there; and `heads` in front of the head's.
         stacked: as `tensors`, other forms of what a checkpoint may hold; one is read where it is there.
         beside: how the names of tensors begin that text does not meet.
     """
@@ -51,6 +52,8 @@ class Architecture:
     prefix: str
     beside: tuple[str, ...] = ()
     stacked: tuple[Tensors, ...] = ()
+    others: tuple[str, ...] = ()
+    heads: tuple[str, ...] = ()
 
 
 def architecture(config_json: ConfigJson, where: str) -> Architecture:
@@ -474,8 +477,14 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma": Architecture(_gemma_config, _GEMMA, "model."),
     "gemma2": Architecture(_gemma2_config, _GEMMA2, "model."),
     "gemma3_text": Architecture(_gemma3_config, _GEMMA2, "model."),
+    # transformers has the text within `model` and writes the older names; files of other tools have either.
     "gemma3": Architecture(
-        _gemma3_with_images_config, _GEMMA2, "language_model.model.", ("vision_tower.", "multi_modal_projector.")
+        _gemma3_with_images_config,
+        _GEMMA2,
+        "language_model.model.",
+        tuple(f"{outer}{part}." for outer in ("", "model.") for part in ("vision_tower", "multi_modal_projector")),
+        others=("model.language_model.",),
+        heads=("language_model.",),
     ),
     "olmo2": Architecture(_olmo2_config, _OLMO2, "model."),
     "phi": Architecture(_phi_config, _PHI, "model."),

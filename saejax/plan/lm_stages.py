@@ -13,6 +13,7 @@ from saejax.kernels.batch import DATA
 from saejax.lm.conventions import DecoderConfig
 from saejax.lm.shape import ModelShape
 from saejax.plan.laws import law_of, roofline
+from saejax.plan.models import has_bos
 from saejax.plan.outline import Outline, store_bytes
 from saejax.plan.programs import Footprint, forward_footprint, parameter_count
 from saejax.plan.stage import StageEstimate, Terms
@@ -76,11 +77,12 @@ def capture(outline: Outline, terms: Terms) -> StageEstimate:
 
 
 def evaluate(outline: Outline, terms: Terms) -> StageEstimate | None:
-    """Three forward passes with logits, encoding and decoding; on one device."""
+    """Forward passes with logits, encoding and decoding; on one device."""
     if outline.swept:
         return None
     e, coder, rows = outline.experiment, outline.coder(), outline.experiment.eval.batch_rows
-    work = evaluation(outline.models[0], coder, (rows, e.text.context_length), e.lm.dtype)
+    sinks, note = first_tokens_are_sinks(outline)
+    work = evaluation(outline.models[0], coder, (rows, e.text.context_length), e.lm.dtype, sinks)
     count = batches(e.eval.tokens, rows * e.text.context_length)
     return terms.estimate(
         "evaluate",
@@ -90,7 +92,18 @@ def evaluate(outline: Outline, terms: Terms) -> StageEstimate | None:
         seconds=count * terms.seconds(law_of(terms.device, "evaluate"), work, terms.device.peak(e.lm.dtype)),
         flops=count * work.flops,
         bound="the forward passes",
+        note=note,
     )
+
+
+def first_tokens_are_sinks(outline: Outline) -> tuple[bool, str]:
+    """(every batch of an evaluation has sinks, because texts begin with tokens that capture.drop_first leaves out; what
+    was assumed). A bos is no sink, as it is never kept; sinks by their norm alone are too few to count."""
+    e, shape = outline.experiment, outline.models[0]
+    has = has_bos(e.lm.model, e.lm.revision) if e.text.prepend_bos and not shape.note else None
+    bos = e.text.prepend_bos and has is not False
+    note = "as if the model had a bos token; without one five forward passes, not three"
+    return e.capture.drop_first > bos, note if bos and has is None and e.capture.drop_first == 1 else ""
 
 
 def batches(tokens: float, of: int, share: float = _STORED_SHARE) -> int:
@@ -98,9 +111,10 @@ def batches(tokens: float, of: int, share: float = _STORED_SHARE) -> int:
     return max(1, math.ceil(tokens / (of * share)))
 
 
-def evaluation(shape: ModelShape, coder: Coder, rows: tuple[int, int], dtype: str) -> Footprint:
+def evaluation(shape: ModelShape, coder: Coder, rows: tuple[int, int], dtype: str, sinks: bool = False) -> Footprint:
     """One batch of an evaluation, `rows` = (rows, tokens of each). Its amounts are operations, and logits and latents.
 
+    The model runs as it is, with zeros and with reconstructions; the last two once more where the batch has `sinks`.
     It is not compiled: for a CPU XLA turns every bfloat16 weight into float32 first, which no other device does.
     """
     tokens, held = rows[0] * rows[1], shape.n_parameters * jnp.dtype(dtype).itemsize
@@ -109,10 +123,13 @@ def evaluation(shape: ModelShape, coder: Coder, rows: tuple[int, int], dtype: st
     logits, dense = 4.0 * tokens * shape.vocab_size, 4.0 * tokens * latents
     # The clean run's logits are there all the time; with them the latents, and when these are gone two more logits.
     between = max(_LOGITS * logits, logits + _block_bytes(coder, tokens)) + tokens * 2 * sites
-    operations = 3 * rows[0] * shape.operations(rows[1]) + 2.0 * tokens * coder_bytes / 4
-    moved = 3 * held + 8 * logits + 8 * dense
-    amounts = operations, float(tokens * (shape.vocab_size + latents))
-    return Footprint(held + coder_bytes, 0.0, between, operations, moved, 40 * shape.n_layer, amounts=amounts)
+    encoded = 2 if sinks else 1
+    n_passes = 1 + 2 * encoded
+    operations = n_passes * rows[0] * shape.operations(rows[1]) + encoded * 2.0 * tokens * coder_bytes / 4
+    moved = n_passes * held + 8 * logits * n_passes / 3 + 8 * dense * encoded
+    amounts = operations, tokens * (shape.vocab_size * n_passes / 3 + latents * encoded)
+    kernels = 40 * shape.n_layer * n_passes // 3
+    return Footprint(held + coder_bytes, 0.0, between, operations, moved, kernels, amounts=amounts)
 
 
 def report(outline: Outline, terms: Terms) -> StageEstimate | None:

@@ -19,6 +19,7 @@ from saejax.lm.model import config_folder, runs_in_torch
 from saejax.lm.pair import PREFIX
 from saejax.lm.shape import ModelShape
 from saejax.lm.torch_hooks import torch_shape
+from saejax.text import Tokenizer
 
 # {hub id: {"parameters", "config": config.json}} of the models that shipped experiments and reports name.
 PUBLISHED: dict[str, Any] = {
@@ -53,6 +54,15 @@ def shapes_of(lm: LMConfig) -> tuple[ModelShape, ...]:
         raise ConfigError("lm.model is empty: a plan needs the model's config.json. Name the model that was captured.")
     first = shape_of(lm.model, lm.revision, lm.backend)
     return (first, shape_of(lm.second, lm.second_revision, lm.backend)) if lm.second else (first,)
+
+
+@cache
+def has_bos(model: str, revision: str = "") -> bool | None:
+    """True if a model whose config.json is here has a bos token; None where its tokenizer is not here."""
+    try:
+        return bool(Tokenizer.from_folder(config_folder(model, revision)).bos)
+    except DataError:
+        return None
 
 
 @cache

@@ -20,11 +20,14 @@ if TYPE_CHECKING:
 _COLUMNS: Columns = (
     ("dictionary", "name", ""),
     ("L0", "l0", ".1f"),
+    ("L0 with sinks", "l0_with_sinks", ".1f"),
     ("FVE", "fve", ".4f"),
     ("95 %", "fve_interval", ""),
     ("FVE with sinks", "fve_with_sinks", ".4f"),
     ("loss recovered", "loss_recovered", ".4f"),
     ("95 %", "loss_recovered_interval", ""),
+    ("loss recovered with sinks", "loss_recovered_with_sinks", ".4f"),
+    ("sinks", "sinks", ".2%"),
     ("CE", "ce_sae", ".4f"),
     ("KL", "kl", ".4f"),
     ("dead", "dead_fraction", ".2%"),
@@ -34,7 +37,7 @@ _COLUMNS: Columns = (
     ("gates", "gates", ""),
     ("notes", "notes", ""),
 )
-_WORDS = tuple(i for i, (_, key, _) in enumerate(_COLUMNS) if key in ("name", "coder", "at", "gates", "notes"))
+_WORDS = ("name", "coder", "at", "gates", "notes")
 # (metric, what its axis says): the panels of the picture.
 _PANELS = (
     ("fve", "FVE: fraction of variance explained"),
@@ -58,12 +61,19 @@ def render_dictionaries(
     if len({row["at"] for row in rows if "at" in row}) > 1:
         lead += " They are at different hook points, where the same FVE or loss recovered does not mean the same."
     errors = [f"{row['name']}: {row['error']}" for row in rows if "error" in row]
+    columns = _shown(rows)
+    words = tuple(i for i, (_, key, _) in enumerate(columns) if key in _WORDS)
     tables = [
-        Table(cells(_COLUMNS, rows), _WORDS, errors),
+        Table(cells(columns, rows), words, errors),
         *(Table(cells(s["columns"], s["rows"]), title=s["title"], lead=s["lead"]) for s in sections),
     ]
     path = Run(folder).table.with_suffix(".html")
     return write_table_page(path, title, lead, tables, _over_l0(rows, title), "FVE over L0")
+
+
+def _shown(rows: Sequence[Row]) -> Columns:
+    """The columns; those about sinks where a row has some."""
+    return [column for column in _COLUMNS if "sinks" not in column[1] or any(column[1] in row for row in rows)]
 
 
 def _flat_row(row: Row) -> dict[str, Any]:

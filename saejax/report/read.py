@@ -47,6 +47,7 @@ class RunFiles:
     stages: dict[str, Any] | None
     profile: dict[str, Any] | None
     attempts: dict[str, Any] | None
+    norms: dict[str, Any] | None
     sources: tuple[tuple[str, int, str], ...]
 
 
@@ -89,11 +90,12 @@ def read_run(run_dir: Path, features: bool = True) -> RunFiles:
         stages=objects.get(Run.stages),
         profile=objects.get(Run.profile),
         attempts=run.read_attempts() if Run.attempts in raw else None,
+        norms=objects.get(Run.norms),
         sources=tuple(sources),
     )
 
 
-FILES = (Run.config, Run.environment, Run.metrics, Run.evaluation, Run.stages, Run.profile, Run.attempts)
+FILES = (Run.config, Run.environment, Run.metrics, Run.evaluation, Run.stages, Run.profile, Run.attempts, Run.norms)
 
 
 _ROWS = [{"name": str, "ms": float, "share": float}]
@@ -103,6 +105,16 @@ _PROFILE = {
     "memory": [{"step": float, "host_bytes": Maybe(float), "device_bytes": Maybe(float)}],
     "step": {key: Maybe(float) for key in ("flops", "bytes", "memory_bytes")},
 }
+_NORMS = {
+    "rows": int,
+    "beyond": float,
+    "left_out": Maybe({"first": int, "massive": int}),
+    "hook_points": {
+        ...: dict.fromkeys(("n", "median", "largest", "long", "share", "mean_over_spread"), float)
+        | {"positions": {...: float}}
+    },
+    "warnings": [str],
+}
 _AGAIN = f"make it again with `{TRAIN}`"
 # What a file holds, and how it is had again.
 _SHAPES: dict[str, tuple[Any, str]] = {
@@ -111,6 +123,7 @@ _SHAPES: dict[str, tuple[Any, str]] = {
     Run.stages: ({...: {key: Maybe(float) for key in ("tokens", "seconds", "tokens_per_second")}}, _AGAIN),
     Run.evaluation: (EVALUATION, f"make it again with `{EVALUATE}`"),
     Run.profile: (_PROFILE, f"delete it, or {_AGAIN[:-1]} --config.train.profile=true`"),
+    Run.norms: (_NORMS, f"delete it, and run `{REPORT}`"),
 }
 
 

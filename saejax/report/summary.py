@@ -31,6 +31,7 @@ def summarise(run: RunFiles) -> dict[str, Any]:
         "stages": run.stages,
         "profile": run.profile,
         "attempts": run.attempts,
+        "norms": run.norms,
         "monitor": monitored(run.metrics),
         "curves": curves,
         "has_validation": any(key.startswith("val/") for key in curves),

@@ -72,6 +72,7 @@ class Run:
     prefix = _Name("prefix.json")
     # Of the report: what the page is made from, the page, and what people and models say of features.
     features = _Name("features.sqlite")
+    norms = _Name("norms.json")
     report = _Name("report.json")
     page = _Name("report.html")
     explanations = _Name("explanations.jsonl")

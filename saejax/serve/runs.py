@@ -31,7 +31,10 @@ _FILES = (Run.config, Run.metrics, Run.evaluation, Run.features, Run.page, Run.a
 # A name has one unit wherever it stands: a training counts the latents that are "dead", and here their share is shown.
 _OF_EVAL = ("l0", "fve", "dead_fraction")
 _OF_ROWS = ("l0", "fve", "dead", "loss")
-_OF_MEMBER = ("name", "preset", "d_sae", "k", "l0", "fve", "dead_fraction", "step", "steps", "state", "updated")
+_OF_MEMBER = (
+    *("name", "preset", "d_sae", "k", "l0", "fve", "fve_with_sinks", "dead_fraction"),
+    *("step", "steps", "state", "updated"),
+)
 
 
 @dataclasses.dataclass
@@ -206,6 +209,7 @@ def _figures(metrics: Mapping[str, Any], last: Mapping[str, Any], n_latents: int
     figures = {name: last.get(f"val/{name}", last.get(f"train/{name}")) for name in _OF_ROWS}
     dead = figures.pop("dead")
     figures["dead_fraction"] = dead / n_latents if n_latents and dead is not None else None
+    figures["fve_with_sinks"] = metrics.get("fve_with_sinks")  # an evaluation alone meets any
     return figures | {name: metrics[name] for name in _OF_EVAL if metrics.get(name) is not None}
 
 

@@ -70,5 +70,5 @@ def _moments(manifest: Manifest, name: str) -> str:
     return (
         f", mean norm {s.mean_norm:.6g}, root mean square norm {s.mean_squared_norm**0.5:.6g}, "
         f"norm of the mean {norm_of_mean:.6g}, total variance {s.total_variance:.6g}, "
-        f"mean over spread {norm_of_mean / max(s.total_variance, 1e-300) ** 0.5:.3g}"
+        f"mean over spread {s.mean_over_spread:.3g}"
     )

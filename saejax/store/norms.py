@@ -2,7 +2,8 @@
 
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from saejax.store.reader import StoreReader
 _MOST, _LEAST, _NUMBERS = 8192, 512, 2**24
 # A row is long beyond so many medians. Long rows decide where they hold so much of the variance.
 LONG, _MUCH = 5.0, 0.25
+# What to do about them; each is given largest / median.
+_CAPTURE_AGAIN = "Set capture.max_norm_ratio below {:.3g} and capture again."
+_LEAVE_OUT = "Leave out rows that are so long; the longest is {:.3g} medians."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,17 +94,43 @@ def norm_lines(reader: StoreReader) -> list[str]:
 def sink_lines(path: str | os.PathLike[str]) -> list[str]:
     """Lines for a terminal: how many sinks the capture of a complete store left out, and a warning of those in it."""
     reader = StoreReader.open(path)
+    of = store_norms(reader, tuple(reader.hook_points))
     lines = []
-    first, massive = (reader.counters.get(name, 0) for name in ("dropped_first", "dropped_massive"))
+    first, massive = (of["left_out"] or {}).values() or (0, 0)
     if first or massive:
         lines.append(f"  left out as sinks: {first:,} tokens that stand first, {massive:,} with a massive activation")
-    remedy = "Set capture.max_norm_ratio below {:.3g} and capture again."
-    return lines + [f"  warning: {warning}" for warning in few_rows(reader, tuple(reader.hook_points), remedy)]
+    return lines + [f"  warning: {warning}" for warning in of["warnings"]]
 
 
-def few_rows(rows: RowSource, hook_points: Sequence[str], remedy: str) -> list[str]:
-    """A warning for each hook point where long rows hold the variance; `remedy` is given largest / median."""
-    every = {name: norms(rows, name) for name in hook_points}
+def store_norms(reader: StoreReader, hook_points: Sequence[str]) -> dict[str, Any]:
+    """The lengths of a complete store's rows as a page and the end of a capture show them, as JSON.
+
+    {"rows", "beyond": `LONG`, "left_out": {"first", "massive"} or None where no capture counted them,
+    "hook_points": {name: `Norms` and mean_over_spread}, "warnings": those of `few_rows`}.
+
+    Raises:
+        DataError: the store is damaged.
+    """
+    every = {name: norms(reader, name) for name in hook_points}
+    counted = {key: reader.counters.get(f"dropped_{key}") for key in ("first", "massive")}
+    return {
+        "rows": reader.n_tokens,
+        "beyond": LONG,
+        "left_out": None if None in counted.values() else counted,
+        "hook_points": {
+            name: dataclasses.asdict(of) | {"mean_over_spread": reader.statistics[name].mean_over_spread}
+            for name, of in every.items()
+        },
+        "warnings": _warnings(every, _LEAVE_OUT if "imported" in reader.identity else _CAPTURE_AGAIN),
+    }
+
+
+def few_rows(rows: RowSource, hook_points: Sequence[str]) -> list[str]:
+    """A warning for each hook point of others' activations where long rows hold the variance."""
+    return _warnings({name: norms(rows, name) for name in hook_points}, _LEAVE_OUT)
+
+
+def _warnings(every: Mapping[str, Norms], remedy: str) -> list[str]:
     return [
         f"{of.long:.2%} of the rows hold {of.share:.0%} of the variance at {name} (norms to {of.largest:.4g}, the "
         f"median is {of.median:.4g}): a coder will learn those first. " + remedy.format(of.ratio)

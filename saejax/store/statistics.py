@@ -49,6 +49,11 @@ class Statistics:
         """E ||x||^2 - ||E x||^2, the denominator of the fraction of variance unexplained."""
         return self.mean_squared_norm - float(np.sum(self.mean * self.mean))
 
+    @property
+    def mean_over_spread(self) -> float:
+        """||E x|| / sqrt(total variance)."""
+        return float(np.sum(self.mean * self.mean)) ** 0.5 / max(self.total_variance, 1e-300) ** 0.5
+
     def to_json(self) -> dict[str, Any]:
         """A JSON dict from which `from_json` gets the same numbers back, bit for bit."""
         return {**vars(self), "mean": self.mean.tolist()}

@@ -59,6 +59,19 @@ def test_each_is_compared_with_the_first_of_its_hook_point(tmp_path: Path) -> No
     assert comparisons(tmp_path, rows[:2], {}) == []
 
 
+def test_figures_with_sinks_have_columns_where_a_dictionary_has_them(tmp_path: Path) -> None:
+    rows = [row("plain"), row("long")]
+    assert "sinks" not in render_dictionaries(tmp_path, "title", "lead", rows)
+    rows[1]["metrics"] |= {"sinks": 0.0049, "fve_with_sinks": 0.98765, "l0_with_sinks": 31.25}
+    head, _, plain, long = [
+        line.split("|") for line in render_dictionaries(tmp_path, "t", "lead", rows).split("\n")[2:]
+    ]
+    at = {cell.strip(): i for i, cell in enumerate(head) if "sinks" in cell}
+    assert list(at) == ["L0 with sinks", "FVE with sinks", "sinks"]
+    assert [long[i].strip() for i in at.values()] == ["31.2", "0.9877", "0.49%"]
+    assert [plain[i].strip() for i in at.values()] == ["", "", ""]
+
+
 def test_documents_of_another_evaluation_are_not_compared(tmp_path: Path) -> None:
     """A process that is killed between the two files leaves the documents of one beside the figures of the other."""
     for name in ("first", "killed"):

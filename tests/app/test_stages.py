@@ -41,6 +41,7 @@ from saejax.parallel import ParallelConfig, make_mesh
 from saejax.report.feature_table import read_features
 from saejax.runs import Run
 from saejax.store import StoreLayout, StoreReader, StoreWriter, verify
+from saejax.store.norms import norms
 from saejax.text import Packer
 
 HOOK = "blocks.1.resid_post"
@@ -306,6 +307,25 @@ def test_a_second_hook_point_of_the_same_store_trains_too(copy: Path) -> None:
     assert run_train(Workspace(replaced(e, "train", tensorboard=True))) == 0
     assert saejax.load(e.run_dir).hook_point == "blocks.0.mlp_out"
     assert any((e.run_dir / "tensorboard").glob("events.out.tfevents.*"))
+
+
+def test_a_report_has_the_norms_of_the_store_and_says_where_it_cannot(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    e = tiny_experiment(copy)
+    run_report(Workspace(e))
+    known, reader = json.loads(e.run.norms.read_text()), StoreReader.open(e.store_dir("train"))
+    (name,) = known["hook_points"]
+    gamma = {"mean_over_spread": reader.statistics[name].mean_over_spread}
+    assert known["hook_points"][name] == dataclasses.asdict(norms(reader, name)) | gamma
+    shutil.rmtree(e.store_dir("train"))
+    run_report(Workspace(e))
+    assert "norms of the training's store: those known before stay. There is no store" in capsys.readouterr().out
+    assert json.loads(e.run.norms.read_text()) == known and '"norms":{' in e.run.page.read_text()
+    e.run.norms.unlink()
+    run_report(Workspace(e))
+    assert "norms of the training's store: left out" in capsys.readouterr().out
+    assert '"norms":null' in e.run.page.read_text()
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "flipped"])

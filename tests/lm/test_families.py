@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import safetensors.numpy
 from tiny.decoders import rows_of, saved
 from tiny.families import LAYERS, LLAMA3, MODELS, random_model
 
@@ -134,6 +135,20 @@ def test_every_hook_point_of_a_family_is_that_of_pytorch(name: str, tmp_path: Pa
     assert_same(model, ours)
     assert {point: ours[point].shape[-1] for point in lm.hook_points()} == lm.hook_points()
     assert np.isfinite(ours["logits"]).all(), "padding too"
+
+
+@pytest.mark.parametrize(("outer", "head"), [("model.", ""), ("", "language_model.lm_head.weight")])
+def test_gemma3_with_images_is_read_by_both_names_of_its_text(outer: str, head: str, tmp_path: Path) -> None:
+    """In transformers the text model lies within `model`; files have that name or an older one, as what it writes."""
+    folder = saved(random_model("gemma3"), tmp_path)
+    older = safetensors.numpy.load_file(folder / "model.safetensors")
+    given = {outer + (name.replace("language_model.model", "language_model") if outer else name): value
+             for name, value in older.items()}  # fmt: skip
+    if head:
+        given[head] = 2 * older["language_model.model.embed_tokens.weight"]
+    safetensors.numpy.save_file(given, folder / "model.safetensors", metadata={"format": "pt"})
+    theirs = transformers.Gemma3ForConditionalGeneration.from_pretrained(folder, attn_implementation="eager").eval()
+    assert_same(theirs, run_ours(load_lm(str(folder))))
 
 
 def test_shards_and_half_precision_are_read_as_pytorch_reads_them(tmp_path: Path) -> None:

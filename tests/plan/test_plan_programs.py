@@ -97,6 +97,32 @@ def test_an_evaluation_takes_what_its_programs_do(preset: str, rows: int) -> Non
     assert found.bytes == pytest.approx(step_bytes(second.memory_analysis()), rel=0.15)
 
 
+def test_an_evaluation_s_passes_are_counted_as_it_runs_them() -> None:
+    """Five where a kept token stands first in every text: the demo has a bos token, which is never kept."""
+    found = {}
+    for name, given in {
+        "bos": {},
+        "no bos": {"text__prepend_bos": False},
+        "two": {"capture__drop_first": 2},
+        "all kept": {"text__prepend_bos": False, "capture__drop_first": 0},
+    }.items():
+        found[name], note = lm_stages.first_tokens_are_sinks(Outline.of(made(**given)))
+        assert note == ""
+    assert found == {"bos": False, "no bos": True, "two": True, "all kept": False}
+    shape, coder = shape_of("demo"), Outline.of(made()).coder()
+    three, five = (lm_stages.evaluation(shape, coder, (2, 128), "float32", sinks) for sinks in (False, True))
+    assert three.bytes == five.bytes
+    # Of two batches of three passes and a coding, less one of five passes and two codings, one pass is left.
+    assert 2 * three.flops - five.flops == pytest.approx(2 * shape.operations(128))
+    assert 5 / 3 < five.flops / three.flops < 2 and all(b > a for a, b in zip(three.amounts, five.amounts, strict=True))
+
+
+def test_without_a_tokenizer_the_plan_says_what_it_took_for_granted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lm_stages, "has_bos", lambda *_: None)
+    sinks, note = lm_stages.first_tokens_are_sinks(Outline.of(made()))
+    assert not sinks and "as if the model had a bos token" in note
+
+
 def test_bytes_on_one_device_are_those_of_its_shards() -> None:
     mesh = mesh_of(made(), 4, jax.devices())
     shapes = [

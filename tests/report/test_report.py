@@ -101,6 +101,20 @@ PROFILE: dict[str, Any] = {
 }
 
 
+NORMS: dict[str, Any] = {
+    "rows": 2000,
+    "beyond": 5.0,
+    "left_out": {"first": 12, "massive": 3},
+    "hook_points": {
+        HOSTILE: {
+            **{"n": 2000, "median": 17.5, "largest": 900.0, "long": 0.005, "share": 0.99, "mean_over_spread": 0.12},
+            "positions": {"1": 51.0, "2 to 3": 1.0, "4 to 7": 0.9},
+        }
+    },
+    "warnings": ["Set capture.max_norm_ratio below 51.4 and capture again."],
+}
+
+
 def broken_profile(*path: Any, to: Any) -> bytes:
     """The profile with another value at a path."""
     value = json.loads(json.dumps(PROFILE))
@@ -218,6 +232,15 @@ def test_without_an_evaluation_the_tiles_fall_back_to_what_was_logged(run: Path)
     assert tiles["R²"]["value"] is None and tiles["R²"]["source"] == "not measured yet"
 
 
+def test_a_tile_s_hint_gives_the_figure_with_the_sinks(run: Path) -> None:
+    metrics = EVALUATION["metrics"] | {"sinks": 0.0049, "fve_with_sinks": 0.98765, "loss_recovered_with_sinks": 0.5}
+    (run / "eval.json").write_text(json.dumps(EVALUATION | {"metrics": metrics}))
+    hints = {tile["label"]: tile["hint"] for tile in summary_of(run)["tiles"]}
+    assert hints["FVE"] == ("fraction of variance explained, centred; 0.9877 with the sinks, 0.49% of the tokens")
+    assert hints["Loss recovered"].endswith("leaving it alone; 50.00% with the sinks, 0.49% of the tokens")
+    assert hints["L0"] == "latents active per token, mean"
+
+
 def test_what_an_evaluation_left_out_is_not_said_to_come(run: Path) -> None:
     (run / "eval.json").write_text(json.dumps(EVALUATION | {"metrics": {"r2": 0.9}}))
     tiles = {tile["label"]: tile for tile in summary_of(run)["tiles"]}
@@ -308,6 +331,13 @@ def test_a_profile_is_on_the_page_and_among_its_sources(run: Path, trace: Any) -
     assert "profile.json" in [file["name"] for file in summary["files"]]
 
 
+def test_norms_of_the_store_are_on_the_page_and_among_its_sources(run: Path) -> None:
+    assert summary_of(run)["norms"] is None
+    (run / "norms.json").write_text(json.dumps(NORMS))
+    summary = summary_of(run)
+    assert summary["norms"] == NORMS and "norms.json" in [file["name"] for file in summary["files"]]
+
+
 def test_a_repeated_step_counts_once_and_a_torn_last_line_is_ignored(run: Path) -> None:
     data = b'{"step":1,"train/loss":3}\n{"step":2,"train/loss":2}\n{"step":2,"val/fve":0.5}\n'
     data += b'{"step":1,"train/loss":4}\n{"step":3,"train'
@@ -393,6 +423,8 @@ def broken_example(**changes: Any) -> bytes:
         ("profile.json", broken_profile("trace", "components", 0, "name", to=5), "the name '5', which is not text"),
         ("profile.json", broken_profile("session", "phases", to={}), "'phases' is not a list"),
         ("profile.json", broken_profile("memory", 0, "host_bytes", to=True), "the host_bytes 'True'"),
+        ("norms.json", b"{}", "it has no rows; delete it, and run `saejax report"),
+        ("norms.json", json.dumps(NORMS | {"left_out": {"first": 1}}).encode(), "'left_out' has no massive"),
         (Run.features, b"not SQLite", "no SQLite file"),
         (Run.features, broken_features()[:-20], "not what it should have"),
         (Run.features, broken_features(max=None), "feature 1 has the max 'None', which is not a number"),

@@ -83,6 +83,13 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "memory": [{"step": s, "host_bytes": 1e9 + s, "device_bytes": 2e9} for s in range(40)],
     }
     (run / "profile.json").write_text(json.dumps(profile))
+    lengths = {"n": 900, "median": 17.5, "largest": 900.0, "long": 0.005, "share": 0.99, "mean_over_spread": 0.12}
+    points = {
+        HOSTILE: lengths | {"positions": {"1": 51.0, "2 to 3": 1.0, "4 to 7": 0.9}},
+        "h": {**lengths, "positions": {}},
+    }
+    norms = {"rows": 5000, "beyond": 5.0, "left_out": {"first": 12, "massive": 3}, "hook_points": points}
+    (run / "norms.json").write_text(json.dumps(norms | {"warnings": [f"Do better. {HOSTILE}"]}))
     return render(run)
 
 
@@ -103,6 +110,7 @@ def test_the_page_draws_itself_without_a_complaint(page: Path) -> None:
         "Gates",
         "Training",
         "Feature density",
+        "Norms of the activations",
         "Features",
         "Stages",
         "What took the time",
@@ -114,6 +122,8 @@ def test_the_page_draws_itself_without_a_complaint(page: Path) -> None:
     # Of five components one is too small to show; bar and table have the same parts, and the loop one more row.
     assert [body.count(f'class="part {part}"') for part in ("forward", "backward", "update", "idle")] == [4, 2, 2, 2]
     assert "device idle: wait for data" in body and "Steps 4 to 13" in body
+    assert "the capture left out 12 tokens that stand first and 3 with a massive activation" in body
+    assert "Do better." in body and body.count("Norm by position, ") == 2  # a title and the name of its picture
     assert "270 of 300 features" in body and "30 dead" in body
     assert 10 < body.count('role="option"') < 60  # of 270: only the rows in sight exist
     assert "<img" not in body and "&lt;/script&gt;&lt;img" in body

@@ -200,6 +200,11 @@ def test_sweeps_attempts_and_what_is_none(tmp_path: Path) -> None:
     (sweep,) = runs.sweeps(rows)
     assert (sweep["name"], sweep["state"]) == ("wide", "stopped")
     assert [member["label"] for member in sorted(sweep["members"], key=lambda m: m["name"])] == ["k4", "k8"]
+    assert {member["fve_with_sinks"] for member in sweep["members"]} == {None}
+    evaluation = {"metrics": {"fve": 0.75, "fve_with_sinks": 0.875, "sinks": 0.01}}
+    (tmp_path / "wide" / "k8" / "eval.json").write_text(json.dumps(evaluation))
+    (sweep,) = runs.sweeps(runs.rows())
+    assert {member["label"]: member["fve_with_sinks"] for member in sweep["members"]} == {"k4": None, "k8": 0.875}
     with lease(tmp_path / "wide"):
         assert {row["name"]: row["state"] for row in runs.rows()}["wide/k4"] == "running"
 

@@ -7,19 +7,27 @@ from typing import Any
 
 from saejax.analysis import collect_features
 from saejax.app import console
+from saejax.app.experiment import Experiment
 from saejax.app.stages.evaluate import finished_run
 from saejax.app.workspace import Workspace
 from saejax.core.config import to_json
+from saejax.core.errors import DataError
 from saejax.core.files import read_json, write_json
 from saejax.parallel import refuse_many
 from saejax.report import render
 from saejax.report.feature_table import FeatureTable, write_features
 from saejax.runs import Run
-from saejax.runs.made import already_done, differing
-from saejax.runs.provenance import record_provenance
+from saejax.runs.made import already_done, differing, made
+from saejax.runs.provenance import read_provenance, record_provenance
+from saejax.store import StoreReader
+from saejax.store.norms import store_norms
+from saejax.trained import TrainedCoder
 
 # The files of a run whose content is on the page.
-_SHOWN = (Run.features, Run.metrics, Run.evaluation, Run.stages, Run.profile, Run.explanations, Run.attempts)
+_SHOWN = (
+    *(Run.features, Run.metrics, Run.evaluation, Run.stages, Run.profile, Run.explanations, Run.attempts),
+    Run.norms,
+)
 
 
 def run_report(work: Workspace, redo: bool = False) -> Path:
@@ -36,7 +44,25 @@ def run_report(work: Workspace, redo: bool = False) -> Path:
         e.run.record_stage("features", tokens, seconds)
         return content | of
 
+    _know_norms(e, sae, redo)
     return write_page(e.run_dir, of | {"report": to_json(e.report)}, collect, redo)
+
+
+def _know_norms(e: Experiment, sae: TrainedCoder, redo: bool) -> None:
+    """Write the norms of the store that was trained on; where it cannot be read, what was known of it stays."""
+    if e.capture.into == "training":
+        return
+    try:
+        reader = StoreReader.open(e.store_dir("train"))
+        trained_on = read_provenance(e.run).get("train", {}).get("fingerprint", reader.fingerprint)
+        if reader.fingerprint != trained_on:
+            raise DataError(f"The store {reader.url} is not the one that was trained on.")
+        names = list(dict.fromkeys((*sae.sites.reads, *sae.sites.writes)))
+        of = {"fingerprint": reader.fingerprint}
+        made(e.run.norms, of, lambda: store_norms(reader, names), redo, "norms", lambda line: None)
+    except DataError as error:
+        kept = "those known before stay" if e.run.norms.is_file() else "left out"
+        console.say(f"report: norms of the training's store: {kept}. {error}")
 
 
 def write_page(folder: Path, made_from: dict[str, Any], collect: Callable[[], dict[str, Any]], redo: bool) -> Path:

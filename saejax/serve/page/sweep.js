@@ -9,6 +9,11 @@ function groupOf(member) {
   return [member.preset ?? "members", member.d_sae ? `${integer(member.d_sae)} latents` : null].filter(Boolean).join(", ");
 }
 
+// With the figure of all tokens beside it where an evaluation met sinks.
+function fveOf({fve, fve_with_sinks: whole}) {
+  return number(fve) + (whole === null || whole === undefined ? "" : ` (${number(whole)} with sinks)`);
+}
+
 class Scatter {
   constructor() {
     this.frame = window.matchMedia("(max-width: 720px)").matches ? SMALL_SCATTER : SCATTER;
@@ -53,7 +58,7 @@ class Scatter {
     mark.style.setProperty("--own", `var(--series-${this.groups.indexOf(groupOf(member)) % 12})`);
     fill(mark, {class: done ? "mark" : "mark open", cx: x.toFixed(1), cy: y.toFixed(1)}, []);
     const at = done ? "" : `, ${progressLine({...member, state: "stopped"})}`;
-    fill(link, {"aria-label": `${member.label ?? member.name}: L0 ${number(member.l0)}, FVE ${number(member.fve)}, dead ${percent(member.dead_fraction)}, ${member.state}${at}`}, []);
+    fill(link, {"aria-label": `${member.label ?? member.name}: L0 ${number(member.l0)}, FVE ${fveOf(member)}, dead ${percent(member.dead_fraction)}, ${member.state}${at}`}, []);
   }
 
   drawLegend() {
@@ -76,7 +81,7 @@ function memberRow() {
     badge.show(one.state);
     bar.show(one.steps ? one.step / one.steps : 0);
     setText(said, progressLine({...one, state: "stopped"}));
-    [number(one.l0), number(one.fve), percent(one.dead_fraction), integer(one.d_sae), String(one.k ?? "\u2013")].forEach((text, i) => setText(cells[i], text));
+    [number(one.l0), fveOf(one), percent(one.dead_fraction), integer(one.d_sae), String(one.k ?? "\u2013")].forEach((text, i) => setText(cells[i], text));
   };
   return {node, show};
 }
