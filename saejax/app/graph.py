@@ -146,7 +146,7 @@ def write_pages(
 
 
 def mlps_of(lm: LanguageModel, graph: Graph) -> tuple[int, int]:
-    """How many MLPs the graph's dictionaries stand for, and how many the model has."""
+    """(MLPs that the graph's dictionaries stand for, MLPs of the model)."""
     return sum(name.endswith(".mlp_out") for name in graph.hook_points), lm.config.n_layer
 
 
