@@ -60,7 +60,9 @@ def get_config(preset: str = "") -> config_dict.ConfigDict:
     c.eval.batch_rows = 4
     c.report.tokens = 16_384
     c.report.batch_rows = 8
-    c.gates.r2_step = 500
+    # What a dictionary of a real decoder reaches at this k; the defaults are bars for smaller models.
+    c.gates.r2, c.gates.r2_step = 0.6, 500
+    c.gates.relative_error, c.gates.loss_recovered = 0.2, 0.95
     if preset in ("transcoders", "clt"):
         _circuits(c, preset)
     if preset == "tiny":
