@@ -203,10 +203,22 @@ def test_figures_and_features_are_of_the_weights_and_not_of_the_step(copy: Path)
 
 
 def test_an_evaluation_with_other_settings_is_not_overwritten_silently(copy: Path) -> None:
-    e = replaced(tiny_experiment(copy), "gates", gram_rms=0.5)
-    refuse(e, run_evaluate, DataError, r"gates.gram_rms: 0.3 -> 0.5.*--redo")
+    e = replaced(tiny_experiment(copy), "eval", tokens=700)
+    refuse(e, run_evaluate, DataError, r"eval.tokens: 500 -> 700.*--redo")
     run_evaluate(Workspace(e), redo=True)
-    assert json.loads((e.run_dir / "eval.json").read_text())["config"]["gates"]["gram_rms"] == 0.5
+    assert json.loads((e.run_dir / "eval.json").read_text())["config"]["eval"]["tokens"] == 700
+
+
+def test_other_bars_are_judged_by_the_figures_that_are_there(copy: Path) -> None:
+    e = tiny_experiment(copy)
+    run_evaluate(Workspace(e))
+    before = json.loads((e.run_dir / "eval.json").read_text())
+    for bar, passed in ((1e-9, False), (9.0, True)):
+        run_evaluate(Workspace(replaced(e, "gates", gram_rms=bar)))
+        now = json.loads((e.run_dir / "eval.json").read_text())
+        (gate,) = [gate for gate in now["gates"] if gate["name"] == "decorrelation"]
+        assert (gate["bar"], gate["passed"]) == (bar, passed)
+        assert {k: v for k, v in now.items() if k != "gates"} == {k: v for k, v in before.items() if k != "gates"}
 
 
 def test_a_store_of_another_text_or_context_is_refused(copy: Path) -> None:

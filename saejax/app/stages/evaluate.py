@@ -13,7 +13,7 @@ from saejax.coders import SPARSITIES
 from saejax.core.bootstrap import LEVEL
 from saejax.core.config import to_json
 from saejax.core.errors import DataError
-from saejax.core.files import read_object
+from saejax.core.files import read_object, write_json
 from saejax.core.metrics import read_metrics
 from saejax.evals import Documents, Evaluated, Gate, check_gates, check_warnings, ends_well, evaluate
 from saejax.evals.intervals import FEWEST, RESAMPLES
@@ -24,7 +24,7 @@ from saejax.trained import TrainedCoder
 
 
 def run_evaluate(work: Workspace, redo: bool = False) -> int:
-    """Evaluate the last checkpoint on held-out text and check the gates.
+    """Evaluate the last checkpoint on held-out text and check the gates, which other bars judge anew by its figures.
 
     Returns:
         0; 1 when a gate fails, or could not be measured although the experiment sets its bar.
@@ -35,7 +35,10 @@ def run_evaluate(work: Workspace, redo: bool = False) -> int:
     # Text and model are those of the run's record, which cannot change.
     of = {"step": sae.step, "sha256": sae.fingerprint(), "config": _deciding(e)}
     evaluate_run = functools.partial(_evaluate_run, work, sae)
-    result = made(e.run.evaluation, of, evaluate_run, redo, "evaluate", console.say)
+    done = made(e.run.evaluation, of, evaluate_run, redo, "evaluate", console.say)
+    result = done | _judged(e, done["metrics"])
+    if result != done:
+        write_json(e.run.evaluation, result)
     console.non_finite(result["non_finite_tokens"])
     console.other_l0(result)
     console.sinks(result["metrics"])
@@ -45,9 +48,8 @@ def run_evaluate(work: Workspace, redo: bool = False) -> int:
 
 
 def _deciding(e: Experiment) -> dict[str, Any]:
-    """The settings that eval.json depends on. How often a run is tried again says nothing of its figures."""
-    gates = {key: bar for key, bar in to_json(e.gates).items() if key != "retries"}
-    return {"eval": to_json(e.eval), "sinks": dataclasses.asdict(e.capture.sinks), "gates": gates}
+    """The settings that the figures of eval.json depend on."""
+    return {"eval": to_json(e.eval), "sinks": dataclasses.asdict(e.capture.sinks)}
 
 
 def stale(e: Experiment) -> bool:
@@ -63,12 +65,16 @@ def _evaluate_run(work: Workspace, sae: TrainedCoder) -> dict[str, Any]:
     done.documents.save(e.run.documents)
     record_provenance(e.run, made_from, console.say)
     e.run.record_stage("evaluate", done.tokens, done.seconds)
-    rows = read_metrics(e.run.metrics)
-    gates, warnings = check_gates(e.gates, done.metrics, rows), check_warnings(e.gates, rows)
     # Latents kept for a token, where the sparsity keeps a number of them.
     k = e.coder.k if "k" in SPARSITIES[e.coder.resolved().sparsity].provides else None
-    judged = {"gates": [gate.to_json() for gate in gates], "warnings": [gate.to_json() for gate in warnings]}
-    return figures(work, sae, done) | {"k": k} | judged
+    return figures(work, sae, done) | {"k": k} | _judged(e, done.metrics)
+
+
+def _judged(e: Experiment, metrics: dict[str, Any]) -> dict[str, Any]:
+    """{"gates", "warnings"} as their bars are now."""
+    rows = read_metrics(e.run.metrics)
+    gates, warnings = check_gates(e.gates, metrics, rows), check_warnings(e.gates, rows)
+    return {"gates": [gate.to_json() for gate in gates], "warnings": [gate.to_json() for gate in warnings]}
 
 
 def figures(work: Workspace, sae: TrainedCoder, done: Evaluated) -> dict[str, Any]:
