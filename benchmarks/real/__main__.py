@@ -85,10 +85,9 @@ def dictionaries() -> list[str]:
         for config, name, more in runs
         if call("pipeline", f"--config={config}", f"--config.name={name}", *more) > 1
     ]
-    if call("study", "--config=smollm2:transcoders"):
-        broken.append(CIRCUITS[0])
-    elif call("evaluate", "--config=smollm2:transcoders", f"--sae=runs/{CIRCUITS[0]}") > 1:
-        broken.append(f"the evaluation of {CIRCUITS[0]}")
+    for command in ("sweep", "evaluate", "report", "study"):
+        if call(command, "--config=smollm2:transcoders") > (command == "evaluate"):
+            broken.append(f"{command} of {CIRCUITS[0]}")
     return broken
 
 

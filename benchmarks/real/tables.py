@@ -41,11 +41,13 @@ def runs(names: list[str]) -> str:
 
 
 def members(sweep: str) -> str:
-    """A row for each member of a sweep, on the held-out rows of the store."""
-    columns = ("l0", "fve", "dead_fraction", "steps")
-    done = read_json(Sweep(_RUNS / sweep).result)
-    rows = [[" ".join(row["reads"]), *(_cell(row[column]) for column in columns)] for row in done["members"]]
-    speed = f"One after the other, {done['tokens_per_second']:,.0f} tokens/s together.\n"
+    """A row for each member of a sweep, each evaluated by itself."""
+    columns = ("l0", "fve", "loss_recovered", "kl", "dead_fraction")
+    done, rows = read_json(Sweep(_RUNS / sweep).result), []
+    for row in done["members"]:
+        metrics = read_json(Run(_RUNS / sweep / row["member"]).evaluation)["metrics"]
+        rows.append([" ".join(row["reads"]), *(_cell(metrics[column]) for column in columns)])
+    speed = f"{done['tokens']:,} activations each, {done['tokens_per_second']:,.0f} a second of all in turn.\n"
     return "\n".join(["## Transcoders\n", _table(["reads", *columns], rows), speed])
 
 

@@ -123,6 +123,11 @@ class Experiment(Settings):
         return self.seed if self.coder_seed is None else self.coder_seed
 
     @property
+    def swept(self) -> bool:
+        """It trains many coders: its section `sweep` names something to vary."""
+        return any(to_json(self.sweep).values())
+
+    @property
     def run_dir(self) -> Path:
         return Path(self.runs_dir) / self.name
 

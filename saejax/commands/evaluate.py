@@ -4,9 +4,10 @@
     saejax evaluate --config=quickstart --sae=runs/mine,their/folder,owner/name
     saejax evaluate --config=quickstart --probes=95_toxic_is,117_us_state_* [--sae=...]
 
-Writes runs/<name>/eval.json. With --sae the model, the text and the settings of the evaluation are the config's, and no
-store or training is needed: writes runs/<name>/evaluated/<dictionary>/eval.json, and table.md, table.png and table.html
-of all that were named. Exits with 1 when a gate fails or a dictionary cannot be evaluated.
+Writes runs/<name>/eval.json; of a sweep one for each member. With --sae the model, the text and the settings of the
+evaluation are the config's, and no store or training is needed: writes runs/<name>/evaluated/<dictionary>/eval.json,
+and table.md, table.png and table.html of all that were named. Exits with 1 when a gate fails or a dictionary cannot be
+evaluated.
 --probes also asks what k latents tell about the texts of sae-probes, and writes probes.json beside each eval.json.
 """
 
@@ -26,10 +27,14 @@ class Evaluate(Command, on_page=True):
     def run(self, line: Line) -> int:
         from saejax.app.probes import probed, run_probes
         from saejax.app.stages import run_dictionaries, run_evaluate
+        from saejax.app.sweep.members import of_each
 
         work = line.workspace()
         words = list(self.sae) if "sae" in line.present else None
         # Refused before the evaluation where they cannot run.
         probes = probed(work.experiment.probes, self.probes) if "probes" in line.present else None
-        code = run_evaluate(work, self.redo) if words is None else run_dictionaries(work, words, self.redo)
+        if words is None:
+            code = of_each(work, lambda one: run_evaluate(one, self.redo))
+        else:
+            code = run_dictionaries(work, words, self.redo)
         return code if probes is None else max(code, run_probes(work, probes, words, self.redo))

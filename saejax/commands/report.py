@@ -3,8 +3,8 @@
     saejax report --config=quickstart [--redo]
     saejax report --config=quickstart --sae=their/folder
 
-Writes runs/<name>/report.html, which opens without a network. With --sae it evaluates as `saejax evaluate --sae` does,
-and writes runs/<name>/evaluated/<dictionary>/report.html.
+Writes runs/<name>/report.html, which opens without a network; of a sweep one for each member. With --sae it evaluates
+as `saejax evaluate --sae` does, and writes runs/<name>/evaluated/<dictionary>/report.html.
 """
 
 from saejax.app.command import DICTIONARIES, Command, Line
@@ -17,9 +17,15 @@ class Report(Command, on_page=True):
 
     def run(self, line: Line) -> int:
         from saejax.app.stages import run_dictionaries, run_report
+        from saejax.app.sweep.members import of_each
+        from saejax.app.workspace import Workspace
 
         work = line.workspace()
         if "sae" in line.present:
             return run_dictionaries(work, list(self.sae), self.redo, report=True)
-        run_report(work, self.redo)
-        return 0
+
+        def make(one: Workspace) -> int:
+            run_report(one, self.redo)
+            return 0
+
+        return of_each(work, make)

@@ -83,8 +83,7 @@ def stages_of(e: Experiment, command: str, file: str, layers: bool = False, proc
             f"parallel.processes is {e.parallel.processes!r}, and each job decides that for itself. Leave it empty: "
             "capture.parts makes the capture an array, and the site file's `nodes` of the stage train several tasks."
         )
-    swept = any(to_json(e.sweep).values())
-    if swept and (layers or processes > 1):
+    if e.swept and (layers or processes > 1):
         raise ConfigError(
             "The experiment is a sweep: its programs are an array, each on one node. Leave --layers away, and `nodes` "
             "of the site file at 1; sweep.reads makes a program for each hook point."
@@ -103,7 +102,7 @@ def stages_of(e: Experiment, command: str, file: str, layers: bool = False, proc
             parts = [(f"--config.parallel.processes={i}/{n}",) for i in range(n)] if n > 1 else [()]
             stages.append(Stage("capture", tuple(("capture", *base, *part) for part in parts)))
         after = tuple(stage.name for stage in stages)
-        if swept:
+        if e.swept:
             stages += _sweep(e, base, after)
         else:
             names = layer_names(e) if layers else {}

@@ -47,7 +47,7 @@ def check_disk_and_memory(e: Experiment) -> None:
         known = False
     if not known:
         return  # PyTorch's model has names of its own, which it says when it is loaded
-    begins = not outline.swept and not e.run.config.is_file()
+    begins = not outline.experiment.swept and not e.run.config.is_file()
     _refuse_disk(outline, begins)
     if e.train.batch_size and begins:
         _refuse_memory(outline)

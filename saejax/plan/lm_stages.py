@@ -78,7 +78,7 @@ def capture(outline: Outline, terms: Terms) -> StageEstimate:
 
 def evaluate(outline: Outline, terms: Terms) -> StageEstimate | None:
     """Forward passes with logits, encoding and decoding; on one device."""
-    if outline.swept:
+    if outline.experiment.swept:
         return None
     e, coder, rows = outline.experiment, outline.coder(), outline.experiment.eval.batch_rows
     sinks, note = first_tokens_are_sinks(outline)
@@ -134,7 +134,7 @@ def evaluation(shape: ModelShape, coder: Coder, rows: tuple[int, int], dtype: st
 
 def report(outline: Outline, terms: Terms) -> StageEstimate | None:
     """One forward pass over held-out text for the features' examples, and the pages; on one device."""
-    if outline.swept:
+    if outline.experiment.swept:
         return None
     e, coder, rows = outline.experiment, outline.coder(), outline.experiment.report.batch_rows
     work = report_work(outline.models[0], coder, (rows, e.text.context_length), e.lm.dtype, outline.work.sites[0])
@@ -220,7 +220,7 @@ def interventions(outline: Outline, terms: Terms) -> StageEstimate | None:
 
 def _has_study(outline: Outline) -> bool:
     """A study can be made of one coder on one model that JAX runs."""
-    return len(outline.models) == 1 and isinstance(outline.models[0], DecoderConfig) and not outline.swept
+    return len(outline.models) == 1 and isinstance(outline.models[0], DecoderConfig) and not outline.experiment.swept
 
 
 def _parts(outline: Outline, coder: Coder, temporaries: float) -> dict[str, float]:

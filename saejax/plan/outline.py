@@ -70,10 +70,6 @@ class Outline:
         """Bytes of the model, the first where there are two."""
         return self.models[0].n_parameters * jnp.dtype(self.experiment.lm.dtype).itemsize
 
-    @property
-    def swept(self) -> bool:
-        return any(to_json(self.experiment.sweep).values())
-
     def with_experiment(self, e: Experiment) -> "Outline":
         """The same models under other settings."""
         return dataclasses.replace(self, work=self.work.of(e))

@@ -20,7 +20,7 @@ _FORWARD_SHARE = 0.35
 
 def train(outline: Outline, terms: Terms) -> StageEstimate | None:
     """The training of one coder; None for a sweep."""
-    if outline.swept:
+    if outline.experiment.swept:
         return None
     e, t = outline.experiment, outline.experiment.train
     coder, work = outline.step(terms.mesh)
@@ -54,7 +54,7 @@ def sweep(outline: Outline, terms: Terms) -> StageEstimate | None:
 
     One program of each kind of coder is compiled, the widest; others take their share of it by parameters.
     """
-    if not outline.swept:
+    if not outline.experiment.swept:
         return None
     alone = Terms(terms.device, make_mesh(ParallelConfig((1, 1)), list(terms.mesh.devices.flat)))
     programs = groups(members(outline.experiment))

@@ -24,7 +24,6 @@ from saejax.app.sweep.run import run_sweep
 from saejax.app.workspace import Workspace
 from saejax.attribution.layers import at_model, layers_of
 from saejax.coders import Sites
-from saejax.core.config import to_json
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import write_bytes
 from saejax.interventions import Interventions
@@ -58,8 +57,8 @@ def run_study(e: Experiment) -> int:
     code = 0
     if not named:
         console.say("study: phases 2 and 3, capture and dictionaries")
-        code = (run_sweep if _swept(e) else run_pipeline)(work)
-        if code > 1 or (code and _swept(e)):  # a signal, or no member trained; failed gates of a run stop nothing
+        code = (run_sweep if e.swept else run_pipeline)(work)
+        if code > 1 or (code and e.swept):  # a signal, or no member trained; failed gates of a run stop nothing
             return code
         named = {name: load(source) for name, source in dictionaries([str(e.run_dir)]).items()}
     record_dictionaries(e, named)
@@ -82,14 +81,10 @@ def run_study(e: Experiment) -> int:
     return code
 
 
-def _swept(e: Experiment) -> bool:
-    return any(to_json(e.sweep).values())
-
-
 def _to_be_trained(work: Workspace) -> list[TrainedCoder]:
     """The dictionaries that the training will give, without parameters: graphs are refused before it, not after."""
     works = [work]
-    if _swept(work.experiment):
+    if work.experiment.swept:
         plan = programs(members(work.experiment))
         works = [work.of(one.experiment) for group in plan for one in group.members]
     saes = []

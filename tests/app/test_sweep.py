@@ -19,10 +19,10 @@ from tiny import planted_experiment, replaced, tiny_experiment
 
 import saejax
 from saejax.app.experiment import Experiment, from_json
-from saejax.app.stages import run_train
+from saejax.app.stages import run_evaluate, run_report, run_train
 from saejax.app.sweep import run as sweep_run
 from saejax.app.sweep.config import SweepConfig
-from saejax.app.sweep.members import Member, groups, members, sparsity_of, sparsity_weights
+from saejax.app.sweep.members import Member, groups, members, of_each, sparsity_of, sparsity_weights
 from saejax.app.sweep.run import as_begun, decided, run_sweep
 from saejax.app.workspace import Workspace
 from saejax.checkpoints import Checkpoints
@@ -32,8 +32,10 @@ from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_json, write_json
 from saejax.core.lease import held
 from saejax.core.metrics import read_metrics
+from saejax.evals import GateConfig
 from saejax.fit.stacked import for_all
 from saejax.report.sweep_page import sweep_picture, sweep_table
+from saejax.runs import Run
 from saejax.store import Batches, StoreReader
 from saejax.training import EXIT_PREEMPTED, TrainConfig, TrainState
 from saejax.training.optim import make_optimizer, make_schedule
@@ -337,6 +339,25 @@ def test_a_member_loads_and_is_what_the_table_says(done: Done) -> None:
     assert row["fve"] == pytest.approx(1 - np.square(x - y).sum() / np.square(x - x.mean(0)).sum(), abs=1e-3)
     wanted = {"preset": "standard", "d_sae": 64, "k": None, "lr": 1e-3, "seed": 0, "sparsity_scale": 2.0}
     assert {key: row[key] for key in wanted} == wanted and row["status"] == "ok"
+
+
+@pytest.mark.ci
+def test_each_member_is_evaluated_and_shown(done: Done, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the same command and configuration as a run; a member that has no end has an error, and the others go on."""
+
+    def page(work: Workspace) -> int:
+        if work.experiment.run_dir.name == SECOND[0]:  # one: each costs seconds
+            run_report(work)
+        return 0
+
+    bars = GateConfig(relative_error=1e9, loss_recovered=0.0, zero_fraction=0.0, gram_rms=9.0, loss_rise=9.0)
+    small = dataclasses.replace(done.experiment, gates=bars)
+    work = Workspace(small)
+    assert of_each(work, run_evaluate) == 1  # the bad ones
+    assert {n for n in done.rows if (done.member(n) / Run.evaluation).is_file()} == set(FIRST + SECOND)
+    assert capsys.readouterr().out.count("error: ") == len(BAD)
+    assert of_each(work, page) == 0 and (done.member(SECOND[0]) / Run.page).is_file()
+    assert of_each(work.of(dataclasses.replace(small, sweep=SweepConfig())), lambda one: 3) == 3
 
 
 def test_members_that_do_not_stay_finite_fail_alone(done: Done) -> None:

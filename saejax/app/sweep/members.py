@@ -7,11 +7,13 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from saejax.app import console
 from saejax.app.experiment import Experiment, deciding, to_run_json, with_settings
 from saejax.app.sweep.config import SweepConfig
+from saejax.app.workspace import Workspace
 from saejax.coders import SPARSITIES, CoderConfig
 from saejax.core.config import differences, to_json
-from saejax.core.errors import ConfigError
+from saejax.core.errors import ConfigError, SaejaxError
 from saejax.core.settings import settings_of, shared
 from saejax.fit.trainable import Group, Member
 from saejax.runs import Sweep
@@ -27,6 +29,21 @@ def sparsity_of(e: Experiment) -> float | None:
     """Latents a token: k, or the target L0 of a coder that is drawn to one; None where a penalty decides."""
     key = _sparsity_key(e.coder)
     return getattr(e.coder, key) if key else None
+
+
+def of_each(work: Workspace, stage: Callable[[Workspace], int]) -> int:
+    """Exit code of a stage after training; of a sweep the largest of its members', 1 for one that cannot have it."""
+    if not work.experiment.swept:
+        return stage(work)
+    codes = [0]
+    for member in members(work.experiment):
+        console.say(f"{member.name}:")
+        try:
+            codes.append(stage(work.of(member.experiment)))
+        except SaejaxError as error:
+            console.say(f"error: {error}")
+            codes.append(1)
+    return max(codes)
 
 
 def members(e: Experiment) -> tuple[Member[Experiment], ...]:
