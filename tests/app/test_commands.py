@@ -17,6 +17,7 @@ from saejax.app.experiment import Experiment, experiment
 from saejax.app.new_experiment import next_command, write_new
 from saejax.commands import COMMANDS
 from saejax.core.errors import ConfigError
+from saejax.experiment import default_config
 
 SOURCES = [
     f"{name}:{preset}" if preset else name
@@ -253,8 +254,9 @@ def test_the_new_file_is_the_same_experiment_under_its_own_name(source: str, emp
     also = f"Its store is its own. --config.store={shared} reads what {source} captured."
     assert (also in lines) == bool(shared) and len(also) <= 120
     assert lines[0] == f'"""mine, made from {source}.' and f"    {next_command(path)} [--config.train.lr=3e-4]" in lines
+    studied = original.study.behaviours != default_config().study.behaviours
     command = {"sweep": "sweep", "study": "study", "truth": "truth", "latentwire": "prefix"}.get(
-        name.partition("_")[0], "pipeline"
+        name.partition("_")[0], "study" if studied else "pipeline"
     )
     assert next_command(path) == f"saejax {command} --config=mine.py"
     settings = [line.split(" = ")[0].strip() for line in lines if line.startswith("    c.")]

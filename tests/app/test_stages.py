@@ -331,11 +331,11 @@ def test_a_report_has_the_norms_of_the_store_and_says_where_it_cannot(
     gamma = {"mean_over_spread": reader.statistics[name].mean_over_spread}
     assert known["hook_points"][name] == dataclasses.asdict(norms(reader, name)) | gamma
     shutil.rmtree(e.store_dir("train"))
-    run_report(Workspace(e))
+    run_report(Workspace(e), redo=True)
     assert "norms of the training's store: those known before stay. There is no store" in capsys.readouterr().out
     assert json.loads(e.run.norms.read_text()) == known and '"norms":{' in e.run.page.read_text()
     e.run.norms.unlink()
-    run_report(Workspace(e))
+    run_report(Workspace(e), redo=True)
     assert "norms of the training's store: left out" in capsys.readouterr().out
     assert '"norms":null' in e.run.page.read_text()
 

@@ -42,9 +42,9 @@ def run_report(work: Workspace, redo: bool = False) -> Path:
         content, tokens, seconds = collect_features(named, work.lm, work.packer, e.report, e.capture.sinks)
         record_provenance(e.run, made_from, console.say)
         e.run.record_stage("features", tokens, seconds)
+        _know_norms(e, sae, redo)
         return content | of
 
-    _know_norms(e, sae, redo)
     return write_page(e.run_dir, of | {"report": to_json(e.report)}, collect, redo)
 
 
