@@ -28,7 +28,7 @@ HOOK_POINTS = (
     "blocks.14.mlp_out",
     "blocks.14.attn_out",
 )
-# Of all six in a row up to block 25 those whose outputs, taken from the corrupt prompt, change both behaviours most.
+# Six in a row that carry most of both behaviours, but for MLP 0: python -m benchmarks.real.mlps
 MLPS = (20, 21, 22, 23, 24, 25)
 _READS = tuple(f"blocks.{i}.mlp_in" for i in MLPS)
 _WRITES = tuple(f"blocks.{i}.mlp_out" for i in MLPS)

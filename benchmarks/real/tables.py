@@ -47,7 +47,7 @@ def members(sweep: str) -> str:
     for row in done["members"]:
         metrics = read_json(Run(_RUNS / sweep / row["member"]).evaluation)["metrics"]
         rows.append([" ".join(row["reads"]), *(_cell(metrics[column]) for column in columns)])
-    speed = f"{done['tokens']:,} activations each, {done['tokens_per_second']:,.0f} a second of all in turn.\n"
+    speed = f"{done['tokens']:,} activations each, {done['tokens_per_second']:,.0f} a second, each for all of them.\n"
     return "\n".join(["## Transcoders\n", _table(["reads", *columns], rows), speed])
 
 
