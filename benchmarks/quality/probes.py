@@ -18,7 +18,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import torch
 from absl import app, flags
 
 from benchmarks.quality.losses import shown
@@ -48,6 +47,8 @@ _RESULTS = flags.DEFINE_string("results", str(HERE / "results.jsonl"), "The line
 
 
 def main(_: list[str]) -> None:
+    import torch  # the peers' environment has it; the table needs none
+
     data, out = SETS[_SET.value], Path(_OUT.value)
     sys.path.append(str(PEERS))
     probed = importlib.import_module("run_sae_probes").probed
@@ -90,6 +91,8 @@ def _write_activations(data: DataSet, texts: dict[str, list[str]], hook: str, ou
     missing = {name: folder / f"{name}_{hook}.pt" for name in texts if not (folder / f"{name}_{hook}.pt").exists()}
     if not missing:
         return
+    import torch
+
     folder.mkdir(parents=True, exist_ok=True)
     lm = Workspace(e).lm
     settings = (e.text.prepend_bos, e.probes.max_tokens, e.probes.batch_tokens // 4, e.lm.dtype, out / "rows")

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.quality import losses, runs
 from benchmarks.quality.losses import Text, loss_tables, measure_losses
+from benchmarks.quality.probes import table as probes_table
 from benchmarks.quality.runs import Results, Run, compare
 from benchmarks.quality.sets import SETS
 from benchmarks.quality.table import Figures, default_table, difference, figures_at
@@ -180,9 +181,6 @@ def test_only_missing_dictionaries_of_the_table_are_measured(tmp_path: Path, mon
 
 def test_probes_are_compared_seed_by_seed_and_data_set_by_data_set() -> None:
     """The peers differ by much from data set to data set, and from saejax by 0.01 in every one of them."""
-    pytest.importorskip("torch")
-    from benchmarks.quality.probes import table
-
     of_set = {f"set {i}": 0.5 + 0.04 * i for i in range(10)}
     lower = {name: auc - 0.01 for name, auc in of_set.items()}
     scores = {
@@ -190,5 +188,5 @@ def test_probes_are_compared_seed_by_seed_and_data_set_by_data_set() -> None:
         for trainer in runs.TRAINERS[:2]
         for seed in (0, 1)
     }
-    cells = [cell.strip() for cell in list(table(DEMO, scores, [2]))[-1].split("|")[1:-1]]
+    cells = [cell.strip() for cell in list(probes_table(DEMO, scores, [2]))[-1].split("|")[1:-1]]
     assert cells == ["topk", "2", "0.6800", "0.6700", "-", "**+0.0100 [+0.0100, +0.0100]**", "-"]
