@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 
 from saejax.app.experiment import Experiment
-from saejax.plan.amounts import size, span
+from saejax.core.amounts import size, span
 from saejax.plan.calibrate import experiment_with
 from saejax.plan.devices import EFFICIENCY, Device, device
 from saejax.plan.estimate import stage_of, virtual_devices

@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.bench import device_costs, frame, render, selection, sums, system, training
-from benchmarks.bench.protocol import ROOT
+from benchmarks.bench.protocol import PYTHON_PATH, ROOT
 
 SECTIONS: tuple[frame.Section, ...] = (training, selection, sums, system, device_costs)
 RESULTS = ROOT / "benchmarks/bench/results.json"
@@ -65,7 +65,7 @@ def device() -> tuple[str, str]:
 
 def peers_python(path: Path, backend: str) -> Path | None:
     """A Python that can import the peers: the named one, or on a GPU this one, whose torch may know the card."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
     for python in [Path(sys.executable), path] if backend == "gpu" else [path]:
         command = [str(python), str(ROOT / "benchmarks/peers/step_worker.py"), "--check"]
         if not python.exists():

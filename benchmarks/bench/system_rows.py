@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench.frame import Told
-from benchmarks.bench.protocol import ROOT, Worker
+from benchmarks.bench.protocol import PYTHON_PATH, ROOT, Worker
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ def timed(
     with tempfile.TemporaryFile("w+", errors="replace") as said:
         started = time.perf_counter()
         process = subprocess.Popen(
-            command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), **environment}, stdout=said, stderr=said
+            command, cwd=ROOT, env={**os.environ, "PYTHONPATH": PYTHON_PATH, **environment}, stdout=said, stderr=said
         )
         try:
             # wait4 alone says what a process used, and only once.

@@ -182,6 +182,11 @@ def _range(r: Result) -> str:
     return f"{min(rounds):.2f} to {max(rounds):.2f}"
 
 
+_OVER_TOKENS = (
+    "Over the tokens: the steps of the later rounds of {row} take {late:.2f} times as long as the earlier ones'."
+)
+
+
 def _growth(rows: list[Result]) -> list[str]:
     lines = [
         [AXES[axis], before["row"], after["row"], _ms(before, "saejax"), _ms(after, "saejax"),
@@ -189,13 +194,10 @@ def _growth(rows: list[Result]) -> list[str]:
         for axis, before, after in neighbours(rows)
     ]  # fmt: skip
     row, late = late_over_early(rows)
-    said = (
-        f"Over the tokens: the steps of the later rounds of {row} take {late:.2f} times as long as the earlier ones'."
-    )
     heading = ("grows", "from", "to", "ms", "ms", "times as long for twice as much")
     return [
         *(["", "### Growth", "", *table(heading, lines)] if lines else []),
-        *(["", said] if late is not None else []),
+        *(["", _OVER_TOKENS.format(row=row, late=late)] if late is not None else []),
     ]
 
 

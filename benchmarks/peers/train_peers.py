@@ -267,7 +267,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--save", type=pathlib.Path, help="a folder for the dictionary")
     parser.add_argument("--keep", action="store_true", help="latents and reconstructions too")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", required=True, help="a line of JSON is added for each learning rate")
     told = parser.parse_args(words)
     if told.groups and (told.groups[-1] != 1 or sorted(set(told.groups)) != told.groups):

@@ -41,13 +41,15 @@ def train_all(data: DataSet, results: Results, ends: float) -> None:
         for _ in compare(results, data, family, _TRAINERS.value):
             if time.monotonic() > ends:
                 return
-    if data.experiment and set(_TRAINERS.value) == set(TRAINERS):
-        measure_losses(data, results.rows, ends)
+    if data.experiment:
+        asked = [row for row in results.rows if row["trainer"] in _TRAINERS.value and row["family"] in _FAMILIES.value]
+        measure_losses(data, asked, ends)
 
 
+_NO_CARD = "2 CPU cores, 24 GB, no GPU"
 HEAD = """# {title}
 
-`python -m benchmarks.quality.run --sets={name}`: {dates}, 2 CPU cores, 24 GB, no GPU. {steps:,} steps of {batch:,}
+`python -m benchmarks.quality.run --sets={name}`: {dates}, {machines}. {steps:,} steps of {batch:,}
 activations of width {d_in}, {d_sae:,} latents, {seeds} seeds: a start of the coder and an order of the activations, the
 same order for all trainers. saejax with its defaults: nothing is set but the sparsity. SAELens and dictionary_learning
 at the best of the rates {rates}, then with the better of two times after which a latent is dead, 10 % or 1 % of the
@@ -71,6 +73,8 @@ def write(data: DataSet, folder: Path = HERE) -> None:
     told = {"dates": " to ".join(dict.fromkeys((dates[0], dates[-1]))), "seeds": len(data.seeds)}
     told |= {name: getattr(data, name) for name in ("title", "name", "steps", "batch", "d_in", "d_sae")}
     told |= {"rates": ", ".join(f"{lr:g}" for lr in data.rates), "middle": data.l0s[1]}
+    machines = {row.get("machine", _NO_CARD) for row in rows}
+    told |= {"machines": " and ".join(sorted(machines))}
     told |= {"groups": "documents" if data.store else "samples"}
     text = HEAD.format(**told) + "\n".join(table(found)) + "\n"
     text += f"\nsaejax at L0 {data.l0s[1]} with one seed, at each rate and with the defaults: FVE.\n\n"

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from benchmarks.peers.measure import Measured
@@ -69,6 +70,8 @@ class Run:
             wanted = ("mcc", "f1", "precision", "recall", "uniqueness", "absorption", "shrinkage")
             row |= {name: round(scores[name], 6) for name in wanted}
         by_group = {"error": found.error, "kept": found.kept}
+        where = machine()
+        row |= {"machine": where} if where else {}
         return row | {"date": started, "seconds": round(seconds, 1)} | {k: _short(v) for k, v in by_group.items()}
 
     def _ours(self) -> tuple[Measured, np.ndarray, float]:
@@ -134,6 +137,13 @@ def _peers() -> subprocess.Popen[str]:
     command = [PEERS, "-W", "ignore", str(HERE.parent / "peers" / "train_peers.py"), "--lines"]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+
+
+@functools.cache
+def machine() -> str:
+    """The card that everybody trains on; "" where there is none."""
+    device = jax.devices()[0]
+    return "" if device.platform == "cpu" else device.device_kind
 
 
 def _short(values: np.ndarray) -> list[float]:

@@ -81,7 +81,7 @@ def gates(checked: Sequence["Gate"], warnings: Sequence["Gate"] = ()) -> None:
         say(f"warning: {warning.title}: {warning.value:.4g} > {warning.bar:g}. {warning.advice}")
 
 
-def summary(result: Mapping[str, Any], stages: Mapping[str, Any], page: Path, live: str) -> None:
+def summary(result: Mapping[str, Any], stages: Mapping[str, Any], page: Path, live: str, took: str) -> None:
     """The one table at the end of the pipeline, from eval.json and stages.json; `live` is how the page is opened."""
     metrics = result["metrics"]
     # A coder that writes in the second of two models alone does not touch the loss of the first.
@@ -98,6 +98,7 @@ def summary(result: Mapping[str, Any], stages: Mapping[str, Any], page: Path, li
         ("loss recovered", "not measured" if recovered is None else f"{recovered:.4f}"),
         ("dead features", f"{metrics['dead_fraction']:.2%}"),
         *((f"{name}", f"{stage['tokens_per_second']:,.0f} tokens/s") for name, stage in stages.items()),
+        ("took", took),
         ("gates passed", f"{passed}, {unmeasured} not measured" if unmeasured else passed),
         *((f"  {gate.name}", _verdict(gate)) for gate in gates),
         ("report", str(page)),

@@ -12,6 +12,7 @@ and linked among them when it ends, or when another starts.
 
 import atexit
 import contextlib
+import functools
 import hashlib
 import importlib
 import os
@@ -21,8 +22,9 @@ import shutil
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from saejax.core.errors import SaejaxError
 from saejax.core.lease import lease
@@ -126,6 +128,19 @@ def _folder() -> Path:
     if chosen := os.environ.get(VARIABLE):
         return Path(chosen).expanduser().absolute()
     return user_cache() / "compiled"
+
+
+@functools.cache
+def compile_clock() -> Callable[[], float]:
+    """() -> seconds in which this process compiled programs, or read kept ones, since the clock was first asked for."""
+    spent = [0.0]
+
+    def heard(event: str, seconds: float, **_: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            spent[0] += seconds
+
+    importlib.import_module("jax.monitoring").register_event_duration_secs_listener(heard)
+    return lambda: spent[0]
 
 
 def _machine() -> str:

@@ -11,11 +11,11 @@ from pathlib import Path
 import jax
 
 from saejax.app.experiment import Experiment
+from saejax.core.amounts import size
 from saejax.core.errors import ConfigError, DataError
 from saejax.fit.devices import training_mesh
 from saejax.kernels.batch import DATA
 from saejax.lm.conventions import DecoderConfig
-from saejax.plan.amounts import size
 from saejax.plan.outline import Outline, missing_bytes
 from saejax.plan.programs import parameter_count
 from saejax.plan.train_stages import checkpoint_bytes

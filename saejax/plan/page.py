@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from saejax.core.amounts import size, span
 from saejax.lm.shape import ModelShape
-from saejax.plan.amounts import size, span
 from saejax.plan.devices import EFFICIENCY, Device
 from saejax.plan.estimate import OF_STUDY, Estimate
 from saejax.plan.outline import ROOM

@@ -22,13 +22,13 @@ from saejax.app.workspace import Workspace
 from saejax.capture import expand_hook_points
 from saejax.capture.capture import rows_for
 from saejax.core import environment
+from saejax.core.amounts import size, span
 from saejax.core.errors import EXIT_PREEMPTED, SaejaxError
 from saejax.core.files import read_json
 from saejax.core.host import available_memory, resident_memory
 from saejax.fit.devices import lm_mesh, training_mesh
 from saejax.fit.resolve import resolve
 from saejax.parallel import own_rows, refuse_many
-from saejax.plan.amounts import size, span
 from saejax.plan.outline import captured_widths, missing_bytes
 from saejax.plan.stage import StageEstimate
 from saejax.plan.train_stages import checkpoint_bytes

@@ -7,6 +7,8 @@ import time
 import zlib
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from saejax.core import compiled
@@ -141,3 +143,16 @@ def test_jax_keeps_a_torn_program_for_ever(tmp_path: Path) -> None:
     (tmp_path / "bounded" / "a-atime").unlink()  # killed between the entry and its time
     with pytest.raises(FileNotFoundError):
         bounded.put("b", b"whole")
+
+
+def test_the_clock_of_compilation_runs_while_a_program_is_compiled_and_only_then() -> None:
+    clock = compiled.compile_clock()
+    program = jax.jit(lambda x: (x @ x).sum() * 3.25)
+    x, before = jnp.ones((3, 3)), clock()
+    started = time.perf_counter()
+    program(x)
+    compiling, passed = clock() - before, time.perf_counter() - started
+    assert 0 < compiling < passed
+    program(x)
+    assert clock() == before + compiling
+    assert compiled.compile_clock() is clock  # one listener, however many ask

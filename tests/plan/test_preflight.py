@@ -18,10 +18,10 @@ from tiny.families import random_model
 
 from saejax.app.experiment import Experiment
 from saejax.app.workspace import Workspace
+from saejax.core.amounts import size, span
 from saejax.core.errors import ConfigError
 from saejax.core.files import write_json
 from saejax.plan import preflight, trial
-from saejax.plan.amounts import size, span
 from saejax.plan.preflight import Check, checks_table, is_out_of_memory, run_preflight
 from saejax.store import StoreLayout
 

@@ -1,5 +1,7 @@
 """All stages, one after the other."""
 
+import time
+
 from saejax.app import console
 from saejax.app.experiment import refuse_other_run
 from saejax.app.extras import refuse_missing
@@ -11,6 +13,8 @@ from saejax.app.stages.train import run_train
 from saejax.app.training_folders import open_numbers
 from saejax.app.workspace import Workspace, verify_stores
 from saejax.checkpoints import Checkpoints
+from saejax.core.amounts import span
+from saejax.core.compiled import compile_clock
 from saejax.core.errors import EXIT_PREEMPTED
 from saejax.core.files import read_json
 from saejax.fit.resolve import check
@@ -22,6 +26,8 @@ def run_pipeline(work: Workspace) -> int:
 
     With `gates.retries` failed gates are tried again first, and the code is that of the attempt that is kept.
     """
+    started, compiling = time.monotonic(), compile_clock()
+    compiled = compiling()
     refuse_many(work.experiment.parallel, "saejax pipeline")
     check_retries(work.experiment)
     refuse_missing(work.experiment, "text", "lm", "train")
@@ -44,5 +50,6 @@ def run_pipeline(work: Workspace) -> int:
     stages = e.run.read_stages() | kept.experiment.run.read_stages()
     folders = [f" --{key}={value}" for key, value in (("runs", e.runs_dir), ("stores", e.stores_dir)) if value != key]
     live = f"saejax serve{''.join(folders)}" + ("" if folders else "   (in a checkout: make serve)")
-    console.summary(read_json(kept.experiment.run.evaluation), stages, page, live)
+    took = f"{span(time.monotonic() - started)}, {span(compiling() - compiled)} of it compiling"
+    console.summary(read_json(kept.experiment.run.evaluation), stages, page, live, took)
     return code
