@@ -220,19 +220,23 @@ def products_on_cpu(g_RD: jax.Array, rows_P: jax.Array, latents_P: jax.Array, W_
 
 
 def turned(a: jax.Array) -> jax.Array:
-    """The last two axes exchanged, [..., F, D] to [..., D, F], in a loop over blocks of F.
+    """The last two axes exchanged, [..., F, D] to [..., D, F]; on a CPU in a loop over blocks of F.
 
-    Left to XLA, every one of the optimizer's loops turns the gradient again, in strides: five times as slow in all.
+    Left to XLA there, every one of the optimizer's loops turns the gradient again, in strides: five times as slow in
+    all. A GPU turns it in one kernel, and would start two for each block.
     """
     n_rows = a.shape[-2]
     if n_rows % _TURN:
         return jnp.swapaxes(a, -1, -2)
 
-    def turn(i: jax.Array, out: jax.Array) -> jax.Array:
-        piece = jax.lax.dynamic_slice_in_dim(a, i * _TURN, _TURN, a.ndim - 2)
-        return jax.lax.dynamic_update_slice_in_dim(out, jnp.swapaxes(piece, -1, -2), i * _TURN, a.ndim - 1)
+    def by_blocks(a: jax.Array) -> jax.Array:
+        def turn(i: jax.Array, out: jax.Array) -> jax.Array:
+            piece = jax.lax.dynamic_slice_in_dim(a, i * _TURN, _TURN, a.ndim - 2)
+            return jax.lax.dynamic_update_slice_in_dim(out, jnp.swapaxes(piece, -1, -2), i * _TURN, a.ndim - 1)
 
-    return jax.lax.fori_loop(0, n_rows // _TURN, turn, jnp.zeros_like(jnp.swapaxes(a, -1, -2)))
+        return jax.lax.fori_loop(0, n_rows // _TURN, turn, jnp.zeros_like(jnp.swapaxes(a, -1, -2)))
+
+    return jax.lax.platform_dependent(a, cpu=by_blocks, default=lambda a: jnp.swapaxes(a, -1, -2))
 
 
 def _gathered_rows(table_ND: jax.Array, at: jax.Array) -> jax.Array:
