@@ -141,7 +141,9 @@ def write_pages(
     write_graph(folder, content)
     write_features(folder, graph.names, files)
     replacement, completeness = scores(graph)
-    figures = {"replacement score": replacement, "completeness score": completeness}
+    figures: dict[str, float | str] = {"replacement score": replacement, "completeness score": completeness}
+    if 0 < covered < mlps:  # then a layer's number is not its block's
+        figures["layers"] = ", ".join(f"L{layer} {name}" for layer, name in enumerate(graph.hook_points))
     return render_graph(folder / f"{slug}.html", content, tables=tables, figures=figures, **shown)
 
 

@@ -128,6 +128,8 @@ def test_a_page_of_few_mlps_shows_features(made: Path) -> None:
     content = json.loads(of_prompt(made, "return-data-x").with_suffix(".json").read_text())
     kept = pruned(graph, 0.99, 0.98, count_tokens=False)
     assert len(content["nodes"]) == kept.nodes.sum()
+    page = of_prompt(made, "return-data-x").with_suffix(".html").read_text()
+    assert f"L0 {WRITES[0]}, L1 {WRITES[1]}" in page  # a layer's number is not its block's
 
 
 def test_each_graph_has_a_name_of_its_own(made: Path, tmp_path: Path) -> None:
