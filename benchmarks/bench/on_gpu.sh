@@ -10,6 +10,8 @@
 #
 #     OUT=results sh benchmarks/bench/on_gpu.sh [seconds, by default 540] [arguments of python -m benchmarks.bench]
 #
+# A row takes about two minutes there, most of it compilation (an H100 with 16 cores, 2026-11-26).
+#
 # First the quick rows, three rounds each, then all others as long as time is left. $OUT/results.json is written after
 # every row, $OUT/results.md at the end; $OUT/log holds what was printed. Missing peers are left out, and the log says why.
 set -e

@@ -1,8 +1,8 @@
 """The largest of many numbers, exactly: k of all of them, or k of each row; as a mask, or as a list.
 
 The bits of a non-negative float32, read as an integer, are ordered as the float is. So the k-th largest is the
-largest bit pattern that at least k numbers reach, found in 31 halvings. Over devices (see `shards`) only counts travel;
-for the k largest of each row, each device's own k largest.
+largest bit pattern that at least k numbers reach, found in 31 halvings; of few numbers on a GPU by four bits a turn.
+Over devices (see `shards`) only counts travel; for the k largest of each row, each device's own k largest.
 
 Lists are found in two rounds. The k largest numbers lie in the k groups of neighbours whose maxima are largest, among
 equal maxima the first: each group before the last one that is taken has a number of its own that comes before that
@@ -19,6 +19,8 @@ import jax.numpy as jnp
 from saejax.kernels.shards import Shards, shards_of, shards_of_batch
 
 _LANES, _DEPTH = 16, 32
+# Numbers up to which starting kernels takes a GPU longer than reading them, by arithmetic for an H100.
+_FEW = 1 << 22
 
 
 def largest_mask(values: jax.Array, k: jax.Array | int) -> jax.Array:
@@ -158,7 +160,7 @@ def _rows_mask(key: jax.Array, k: int) -> jax.Array:
     def by_digits() -> jax.Array:
         return _by_digits(lambda c_RC: (key[:, None] >= c_RC[..., None]).sum(-1, dtype=jnp.int32) >= k, len(key))
 
-    kth = jax.lax.platform_dependent(cpu=by_halves, default=by_digits)[:, None]
+    kth = _quicker(key.size, by_halves, by_digits)[:, None]
     reached = key >= kth
 
     def without_some() -> jax.Array:
@@ -226,14 +228,19 @@ def _kth_largest(bits: jax.Array, k: jax.Array, shards: Shards) -> jax.Array:
 
         return _by_digits(reaches, 1)[0].astype(jnp.int32)
 
-    return jax.lax.platform_dependent(cpu=by_halves, default=by_digits)
+    return _quicker(bits.size, by_halves, by_digits)
+
+
+def _quicker(size: int, by_halves: Callable[[], jax.Array], by_digits: Callable[[], jax.Array]) -> jax.Array:
+    return jax.lax.platform_dependent(cpu=by_halves, default=by_digits if size <= _FEW else by_halves)
 
 
 def _by_digits(reaches: Callable[[jax.Array], jax.Array], n_rows: int) -> jax.Array:
     """uint32 [n_rows]: the largest pattern that each row reaches, by four bits a turn.
 
     `reaches` says it of candidates [n_rows, 15]; it holds for 0 and, once it fails, for no larger pattern. A GPU starts
-    kernels for every turn, and a train step of a small coder was bound by that: 4.1 ms with 31 turns on an H100.
+    kernels for every turn, and a train step of a small coder was bound by that: 4.1 ms with 31 turns on an H100. Here
+    every number is read for each candidate, four times as often in all: of many numbers halving reads less.
     """
 
     def turn(i: int, known_R: jax.Array) -> jax.Array:
