@@ -248,7 +248,8 @@ def _by_digits(reaches: Callable[[jax.Array], jax.Array], n_rows: int) -> jax.Ar
         c_RC = known_R[:, None] | (jnp.arange(1, 16, dtype=jnp.uint32)[None] << shift)
         return known_R | (reaches(c_RC).sum(-1, dtype=jnp.uint32) << shift)
 
-    return jax.lax.fori_loop(0, 8, turn, jnp.zeros(n_rows, jnp.uint32))
+    # In other people's shard_map what is carried must vary over devices from the start.
+    return jax.lax.fori_loop(1, 8, turn, turn(0, jnp.zeros(n_rows, jnp.uint32)))
 
 
 def _mask(bits: jax.Array, k: jax.Array, shards: Shards) -> jax.Array:
