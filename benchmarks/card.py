@@ -124,13 +124,12 @@ def write(part: str, folder: Path) -> None:
 def ask(parts: Sequence[str], folder: Path, minutes: float) -> None:
     """Let processes write their answers below `folder`, until all have or the time is over."""
     ends, running = time.monotonic() + 60 * minutes, list[subprocess.Popen[bytes]]()
-    rounds = [[(part, "card", part) for part in parts], [(p, which, p) for p in parts for which in ("again", "anew")]]
+    bits = [part for part in parts if part.startswith("bits:")]
+    rounds = [[(part, "card", part) for part in parts], [(p, which, p) for p in bits for which in ("again", "anew")]]
     if "numbers" in parts:
         rounds[0].insert(0, ("numbers", "cpu", "cpu"))
     for jobs in rounds:
         for part, which, programs in jobs:
-            if which in ("again", "anew") and not part.startswith("bits:"):
-                continue
             while len(running) >= max(1, (os.cpu_count() or 1) // _CORES) and time.monotonic() < ends:
                 running = _still(running)
             if time.monotonic() < ends:

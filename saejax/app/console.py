@@ -82,7 +82,7 @@ def gates(checked: Sequence["Gate"], warnings: Sequence["Gate"] = ()) -> None:
 
 
 def summary(result: Mapping[str, Any], stages: Mapping[str, Any], page: Path, live: str, took: str) -> None:
-    """The one table at the end of the pipeline, from eval.json and stages.json; `live` is how the page is opened."""
+    """The table at the end of the pipeline, from eval.json and stages.json; `live`: how the page opens."""
     metrics = result["metrics"]
     # A coder that writes in the second of two models alone does not touch the loss of the first.
     recovered = metrics.get("loss_recovered")

@@ -77,6 +77,21 @@ def _leave(folder: Path, session: Path, held: contextlib.ExitStack, pid: int) ->
     held.close()
 
 
+@functools.cache
+def compile_clock() -> Callable[[], float]:
+    """() -> seconds in which this process compiled programs, or read kept ones, since the clock was first asked for."""
+    from jax import monitoring  # here: `keep_programs` comes before JAX
+
+    spent = [0.0]
+
+    def heard(event: str, duration_secs: float, **_: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            spent[0] += duration_secs
+
+    monitoring.register_event_duration_secs_listener(heard)
+    return lambda: spent[0]
+
+
 def _tidy(folder: Path) -> None:
     """Take what sessions have added, remove those whose process is gone, and what is too much."""
     for session in folder.glob(f"{_SESSION}*"):
@@ -128,19 +143,6 @@ def _folder() -> Path:
     if chosen := os.environ.get(VARIABLE):
         return Path(chosen).expanduser().absolute()
     return user_cache() / "compiled"
-
-
-@functools.cache
-def compile_clock() -> Callable[[], float]:
-    """() -> seconds in which this process compiled programs, or read kept ones, since the clock was first asked for."""
-    spent = [0.0]
-
-    def heard(event: str, seconds: float, **_: Any) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            spent[0] += seconds
-
-    importlib.import_module("jax.monitoring").register_event_duration_secs_listener(heard)
-    return lambda: spent[0]
 
 
 def _machine() -> str:

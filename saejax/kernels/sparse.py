@@ -224,14 +224,18 @@ def _only(own: jax.Array | None, values: jax.Array) -> jax.Array:
     return values if own is None else jnp.where(own, values, 0)
 
 
-# On a CPU the products are those of `pairs`, elsewhere loops over K that vectorise over B, and sums by latent. A
+# On a CPU the products are those of `pairs`. On an NVIDIA card XLA makes one kernel of a gather and the sum over it,
+# and two or more of each turn of a loop. Elsewhere there are loops over K that vectorise over B, and sums by latent. A
 # custom_vjp hands NumPy arrays on as they are, and a loop's counter cannot index those: hence `asarray`. The first turn
 # is taken before the loop: in other people's shard_map what is carried must vary over devices from the start.
 def _weighted_rows(values_BK: jax.Array, indices_BK: jax.Array, W_FD: jax.Array) -> jax.Array:
+    def at_once(values_BK: jax.Array, indices_BK: jax.Array, W_FD: jax.Array) -> jax.Array:
+        return (values_BK[..., None] * W_FD[indices_BK]).sum(1)
+
     def by_pairs(values_BK: jax.Array, indices_BK: jax.Array, W_FD: jax.Array) -> jax.Array:
         n_rows, k = indices_BK.shape
         if few(n_rows * k, W_FD.shape[1]):
-            return (values_BK[..., None] * W_FD[indices_BK]).sum(1)
+            return at_once(values_BK, indices_BK, W_FD)
         start_B = jnp.arange(n_rows, dtype=jnp.int32) * k
         places_P = jnp.arange(n_rows * k, dtype=jnp.int32)
         rows = PairRows(places_P, start_B, jnp.full_like(start_B, k), places_P // k)
@@ -244,9 +248,6 @@ def _weighted_rows(values_BK: jax.Array, indices_BK: jax.Array, W_FD: jax.Array)
         start_BD = jnp.zeros((values_BK.shape[0], W_FD.shape[1]), W_FD.dtype)
         return jax.lax.fori_loop(1, values_BK.shape[1], add, add(0, start_BD))
 
-    def at_once(values_BK: jax.Array, indices_BK: jax.Array, W_FD: jax.Array) -> jax.Array:
-        return (values_BK[..., None] * W_FD[indices_BK]).sum(1)
-
     arrays = jnp.asarray(values_BK), jnp.asarray(indices_BK), jnp.asarray(W_FD)
     return jax.lax.platform_dependent(*arrays, cpu=by_pairs, cuda=at_once, default=by_k)
 
@@ -254,9 +255,12 @@ def _weighted_rows(values_BK: jax.Array, indices_BK: jax.Array, W_FD: jax.Array)
 def _row_products(g_BD: jax.Array, indices_BK: jax.Array, W_FD: jax.Array) -> jax.Array:
     """out_bk = g_b . W[indices_bk]"""
 
+    def at_once(g_BD: jax.Array, indices_BK: jax.Array, W_FD: jax.Array) -> jax.Array:
+        return (g_BD[:, None] * W_FD[indices_BK]).sum(-1)
+
     def by_pairs(g_BD: jax.Array, indices_BK: jax.Array, W_FD: jax.Array) -> jax.Array:
         if few(indices_BK.size, W_FD.shape[1]):
-            return (g_BD[:, None] * W_FD[indices_BK]).sum(-1)
+            return at_once(g_BD, indices_BK, W_FD)
         rows_P = jax.lax.broadcasted_iota(jnp.int32, indices_BK.shape, 0).reshape(-1)
         return products_on_cpu(g_BD, rows_P, indices_BK.reshape(-1), W_FD).reshape(indices_BK.shape)
 
@@ -265,10 +269,6 @@ def _row_products(g_BD: jax.Array, indices_BK: jax.Array, W_FD: jax.Array) -> ja
             return out_BK.at[:, k].set((g_BD * W_FD[indices_BK[:, k]]).sum(-1))
 
         return jax.lax.fori_loop(1, indices_BK.shape[1], put, put(0, jnp.zeros(indices_BK.shape, g_BD.dtype)))
-
-    def at_once(g_BD: jax.Array, indices_BK: jax.Array, W_FD: jax.Array) -> jax.Array:
-        """One kernel on an NVIDIA card, where a turn of the loop is two: XLA gathers within the sum."""
-        return (g_BD[:, None] * W_FD[indices_BK]).sum(-1)
 
     arrays = jnp.asarray(g_BD), jnp.asarray(indices_BK), jnp.asarray(W_FD)
     return jax.lax.platform_dependent(*arrays, cpu=by_pairs, cuda=at_once, default=by_k)

@@ -26,8 +26,8 @@ def run_pipeline(work: Workspace) -> int:
 
     With `gates.retries` failed gates are tried again first, and the code is that of the attempt that is kept.
     """
-    started, compiling = time.monotonic(), compile_clock()
-    compiled = compiling()
+    compiling = compile_clock()
+    started, before = time.monotonic(), compiling()
     refuse_many(work.experiment.parallel, "saejax pipeline")
     check_retries(work.experiment)
     refuse_missing(work.experiment, "text", "lm", "train")
@@ -50,6 +50,6 @@ def run_pipeline(work: Workspace) -> int:
     stages = e.run.read_stages() | kept.experiment.run.read_stages()
     folders = [f" --{key}={value}" for key, value in (("runs", e.runs_dir), ("stores", e.stores_dir)) if value != key]
     live = f"saejax serve{''.join(folders)}" + ("" if folders else "   (in a checkout: make serve)")
-    took = f"{span(time.monotonic() - started)}, {span(compiling() - compiled)} of it compiling"
+    took = f"{span(time.monotonic() - started)}, {span(compiling() - before)} of it compiling"
     console.summary(read_json(kept.experiment.run.evaluation), stages, page, live, took)
     return code
