@@ -10,7 +10,7 @@ import contextlib
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -23,15 +23,12 @@ class Stopped(KeyboardInterrupt):
 
     Attributes:
         number: of the signal.
+        answered: to be called once the signal has had its effect; it is not raised again.
     """
 
-    def __init__(self, number: int, raised_by: "Stopping") -> None:
+    def __init__(self, number: int, answered: Callable[[], None]) -> None:
         super().__init__(signal.Signals(number).name)
-        self.number, self._raised_by = number, raised_by
-
-    def answered(self) -> None:
-        """The signal has had its effect, and is not raised again."""
-        self._raised_by.answered()
+        self.number, self.answered = number, answered
 
 
 class Stopping:
@@ -47,6 +44,7 @@ class Stopping:
     def __init__(self) -> None:
         self.number: int | None = None
         self._old: dict[int, Any] = {}
+        self._tells = False  # another's hook reports what a finalizer raised
 
     def __enter__(self) -> "Stopping":
         if threading.current_thread() is threading.main_thread():
@@ -61,9 +59,8 @@ class Stopping:
         if self._old:
             self.answered()
             sys.unraisablehook = self._hook
-            for number, old in self._old.items():
-                signal.signal(number, old)
-            self._old = {}
+            while self._old:
+                signal.signal(*self._old.popitem())
 
     def answered(self) -> None:
         """The signal has had its effect, and is not raised again."""
@@ -71,21 +68,24 @@ class Stopping:
         self.number = None
 
     def _told(self, number: int, frame: FrameType | None) -> None:
-        again = self.number is not None
-        self.number = self.number if again else number
+        again, self.number = self.number is not None, self.number or number
         signal.setitimer(signal.ITIMER_REAL, _LOOK_SECONDS, _LOOK_SECONDS)
         # A scheduler tells a process more than once; a user who presses Ctrl-C twice does not want to wait.
-        if not again or number == signal.SIGINT or not _on_its_way():
-            raise Stopped(number, self)
+        if not self._tells and (not again or number == signal.SIGINT or not _on_its_way()):
+            raise Stopped(number, self.answered)
 
     def _look(self, number: int, frame: FrameType | None) -> None:
-        if self.number is not None and not _on_its_way():
-            raise Stopped(self.number, self)
+        if self.number is not None and not self._tells and not _on_its_way():
+            raise Stopped(self.number, self.answered)
 
     def _lost(self, unraisable: Any) -> None:
-        """Say nothing of a `Stopped` that could not leave: it is raised again."""
-        if not isinstance(unraisable.exc_value, Stopped):
-            self._hook(unraisable)
+        """Report what was lost, but for a `Stopped`: it is raised again, once the report is whole."""
+        self._tells = not isinstance(unraisable.exc_value, Stopped)
+        try:
+            if self._tells:
+                self._hook(unraisable)
+        finally:
+            self._tells = False
 
 
 @contextlib.contextmanager

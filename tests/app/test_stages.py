@@ -425,6 +425,8 @@ def test_a_capture_may_be_continued_with_another_batch_size(
     assert np.allclose(a[HOOK].astype(np.float32), b[HOOK].astype(np.float32), rtol=1e-2, atol=1e-2)
 
 
+# A signal may come between the opening of a file and its `with`.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("stage", [run_capture, run_train, run_evaluate, run_report])
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.ci)])
 def test_a_signal_in_a_finalizer_ends_every_stage(

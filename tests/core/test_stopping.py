@@ -151,6 +151,37 @@ def test_without_a_signal_nothing_of_it_is_seen(capsys: pytest.CaptureFixture[st
     assert len(seen) == 1
 
 
+@pytest.mark.parametrize("signalled_before", [False, True])
+def test_the_hook_that_reports_a_finalizer_runs_to_its_end(signalled_before: bool) -> None:
+    """Hooks catch everything, as pytest's does, and then report the signal in place of what they were to report."""
+
+    class Broken:
+        def __del__(self) -> None:
+            if signalled_before:
+                late(signal.SIGINT)
+            raise ValueError("a finalizer's own")
+
+    said: list[str] = []
+
+    def hook(unraisable: Any) -> None:
+        try:
+            if not signalled_before:
+                os.kill(os.getpid(), signal.SIGTERM)
+            end = time.monotonic() + 0.1  # the timer looks ten times
+            while time.monotonic() < end:
+                time.sleep(0.001)
+            said.append(str(unraisable.exc_value))
+        except BaseException as error:
+            said.append(f"lost to {error!r}")
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr("sys.unraisablehook", hook)
+        with Stopping():
+            Broken()
+            works_on()
+    assert said == ["a finalizer's own"]
+
+
 def test_ctrl_c_that_a_shell_has_switched_off_stays_off() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
