@@ -3,13 +3,17 @@
 sae = saejax.train(x, "topk", k=32)        # x: activations [N, D], a store, or batches
 sae = saejax.load("runs/quickstart")       # encode, decode, params, config; a run or a saved folder
 lm = saejax.load_lm("demo")                # run, activations, hook_points
+saejax.features(sae, lm, text)             # the passages that each latent fires on
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from saejax.app.array_training import train
+    from saejax.app.features import features
     from saejax.app.load import load
+    from saejax.app.pretrained import from_pretrained
+    from saejax.app.push import push_to_hub
     from saejax.coders import register_sparsity, register_term
     from saejax.experiment import default_config
     from saejax.lm import load_lm
@@ -18,8 +22,11 @@ if TYPE_CHECKING:
 __all__ = [
     "TrainedCoder",
     "default_config",
+    "features",
+    "from_pretrained",
     "load",
     "load_lm",
+    "push_to_hub",
     "register_format",
     "register_sparsity",
     "register_term",
@@ -29,6 +36,9 @@ __all__ = [
 _HOME = {
     "train": "saejax.app.array_training",
     "load": "saejax.app.load",
+    "features": "saejax.app.features",
+    "from_pretrained": "saejax.app.pretrained",
+    "push_to_hub": "saejax.app.push",
     "TrainedCoder": "saejax.app.load",  # with the formats that it is saved in
     "load_lm": "saejax.lm",
     "default_config": "saejax.experiment",
@@ -49,3 +59,7 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

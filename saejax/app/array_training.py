@@ -2,11 +2,13 @@
 
 import dataclasses
 import functools
+import inspect
 import signal
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, Unpack, get_type_hints
 
 import jax
 from jax.sharding import Mesh
@@ -14,6 +16,7 @@ from jax.sharding import Mesh
 from saejax.app.console import keep_quiet, say
 from saejax.app.experiment import Experiment
 from saejax.app.load import from_items, l0_in_training, load
+from saejax.app.train_settings import TrainSettings
 from saejax.app.training_folders import RunFolder
 from saejax.coders import TOPOLOGIES, Coder, CoderConfig
 from saejax.core.config import from_config_dict, nearest, plain, to_json, typed
@@ -31,7 +34,34 @@ from saejax.store.norms import few_rows
 from saejax.trained import Origin, TrainedCoder, check_widths
 from saejax.training import Outcome, TrainConfig
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_OWN = ("preset", "init_from")  # keys that are arguments of `train`
+_OF_THE_ROWS = ("tokens", "batch_size")
 
+
+def keys_of_train() -> Iterator[tuple[str, Any, Any]]:
+    """(key, type, field) of each key of `coder` and `train` that `saejax.train` takes besides its own arguments."""
+    for section in (CoderConfig, TrainConfig):
+        hints = get_type_hints(section)
+        yield from ((f.name, hints[f.name], f) for f in dataclasses.fields(section) if f.name not in _OWN)
+
+
+def _with_keys(function: _Function) -> _Function:
+    """The function with the keys in its signature and its help: notebooks complete by the one and show the other."""
+    signature, keys = inspect.signature(function), []
+    lines = ["", "Keys of `coder` and `train`:", ""]
+    for key, hint, field in keys_of_train():
+        default = ... if key in _OF_THE_ROWS else field.default
+        keys.append(inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint))
+        text = f"* {key} ({hint if not isinstance(hint, type) else hint.__name__}): {field.metadata['setting'].doc}"
+        lines += textwrap.wrap(text, 112, subsequent_indent="  ")
+    own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    vars(function)["__signature__"] = signature.replace(parameters=[*own, *keys])
+    function.__doc__ = inspect.cleandoc(function.__doc__ or "") + "\n".join(lines) + "\n"
+    return function
+
+
+@_with_keys
 def train(
     x: Any,
     preset: str = "topk",
@@ -47,7 +77,7 @@ def train(
     fsdp: bool = False,
     init_from: str | Path | TrainedCoder = "",
     progress: bool = True,
-    **settings: Any,
+    **settings: Unpack[TrainSettings],
 ) -> TrainedCoder:
     """Train a sparse dictionary on activations: saejax.train(x, "topk", k=32, d_sae=6144) -> TrainedCoder.
 
@@ -68,7 +98,7 @@ def train(
         fsdp: spread the state over "data" too.
         init_from: a coder to start from, or what `saejax.load` reads: a run, a saved coder, another project's.
         progress: show what is done.
-        settings: keys of `coder` and `train` (docs/reference.md), as k, d_sae, lr, tokens, batch_size. Defaults that
+        settings: keys of `coder` and `train`, as k, d_sae, lr, tokens, batch_size; all stand below. Defaults that
             differ from those of experiments: tokens is ten times the rows, batch_size 4,096 or a quarter of the rows.
             What would do nothing is refused: what is written into a run folder without `run`, what needs held-out
             activations without `heldout`, how a store is read for an iterable.
@@ -91,12 +121,12 @@ def train(
         init_from = as_place(init_from, "init_from", "a TrainedCoder or what saejax.load reads")
     run = None if run is None else as_place(run, "run", "a folder")
     named = f"sha256:{init_from.fingerprint()}" if isinstance(init_from, TrainedCoder) else init_from
-    settings = {"init_from": named} | settings
-    e = _experiment_of_call(source, preset, run, seed, ParallelConfig(mesh=tuple(mesh), mode=mode, fsdp=fsdp), settings)
+    parallel = ParallelConfig(mesh=tuple(mesh), mode=mode, fsdp=fsdp)
+    e = _experiment_of_call(source, preset, run, seed, parallel, {"init_from": named, **settings})
     refuse_unused(e, _lacks(source, run, heldout))
     materials = ArrayMaterials(e, source, heldout, hook_point, tuple(reads), tuple(writes), init_from)
-    last = _LastValidation()
-    folder = Unsaved([last]) if run is None else RunFolder(e, materials.made_from, tell)
+    metrics = _Rows()
+    folder = Unsaved([metrics]) if run is None else RunFolder(e, materials.made_from, tell)
     outcome = fit_train(Coders.alone(materials), folder, together(), tell, progress)
     # Ctrl-C is the user's, who wants what there is; another signal is a scheduler's.
     if outcome and outcome.signal not in (None, signal.SIGINT):
@@ -104,7 +134,7 @@ def train(
     if run is not None:
         return load(run)
     assert outcome is not None and isinstance(folder, Unsaved) and folder.began is not None
-    return _trained(e, folder.began, outcome, last)
+    return _trained(e, folder.began, outcome, metrics)
 
 
 def _lacks(source: "_Source", run: Any, heldout: Any) -> dict[str, str]:
@@ -120,29 +150,36 @@ def _lacks(source: "_Source", run: Any, heldout: Any) -> dict[str, str]:
     return lacks
 
 
-class _LastValidation:
-    """The newest validation of a training that has no metrics.jsonl: a `Writer`."""
+class _Rows:
+    """The rows of a training that has no metrics.jsonl: a `Writer`."""
 
     def __init__(self) -> None:
-        self.step, self.figures = -1, dict[str, float]()
+        self._by_step: dict[int, dict[str, Any]] = {}
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
-        if validation := {key: value for key, value in row.items() if key.startswith("val/")}:
-            self.step, self.figures = step, validation
+        self._by_step.setdefault(step, {"step": step}).update(row)
 
     def close(self) -> None:
         """Nothing is open."""
 
+    def rows(self) -> list[dict[str, Any]]:
+        return list(self._by_step.values())
 
-def _trained(e: Experiment, began: Ready, outcome: Outcome, last: _LastValidation) -> TrainedCoder:
+    def validation(self, step: int) -> dict[str, float]:
+        """The figures of the validation of this step; {} without one."""
+        return {key: value for key, value in self._by_step.get(step, {}).items() if key.startswith("val/")}
+
+
+def _trained(e: Experiment, began: Ready, outcome: Outcome, metrics: _Rows) -> TrainedCoder:
     """The coder of a training that ended, from its state in memory."""
     e, state, (program,) = dataclasses.replace(e, train=began.train), outcome.states[0], began.setup.programs
     items = jax.device_get({"params": state.params, "averaged": state.averaged, "stats": state.stats})
     sae = from_items(e.coder, e.train.steps, items, dict(program.meta))
     origin = Origin(step=outcome.step, tokens=outcome.step * e.train.batch_size)
     settings = {key: value for key, value in to_json(e).items() if key in ("seed", "coder", "train")}
-    figures = l0_in_training(outcome.memories[""].after) | (last.figures if last.step == outcome.step else {})
-    return dataclasses.replace(sae, origin=origin, figures=figures, settings=settings, finished=outcome.finished)
+    figures = l0_in_training(outcome.memories[""].after) | metrics.validation(outcome.step)
+    sae = dataclasses.replace(sae, origin=origin, figures=figures, settings=settings, metrics=metrics.rows)
+    return dataclasses.replace(sae, finished=outcome.finished)
 
 
 # Activations: rows that can be read by number, or an iterable.

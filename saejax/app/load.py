@@ -65,7 +65,8 @@ def load_run(run: Run, step: int | str | None = None) -> TrainedCoder:
     origin = _origin(run, at, at * experiment.train.batch_size)
     settings = to_json(experiment)
     figures = _figures(run, at, sae) | l0_in_training(meta.get("after"))
-    return dataclasses.replace(sae, origin=origin, figures=figures, settings=settings, finished=finished)
+    sae = dataclasses.replace(sae, origin=origin, figures=figures, settings=settings, metrics=run.rows)
+    return dataclasses.replace(sae, finished=finished)
 
 
 def restored(run: Run, step: int | str | None, names: Sequence[str]) -> tuple[int, dict[str, Any], dict[str, Any]]:

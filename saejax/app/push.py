@@ -25,18 +25,44 @@ _LEFT_ALONE = {".gitattributes", "LICENSE"}
 
 
 def run_push(words: Sequence[str], to: str, private: bool, folder: str, revision: str, step: int | str | None) -> None:
-    """Check all that can be checked, write the files, read them back, push them in one commit, print the address.
+    """`push_to_hub` of what `saejax.load` reads; prints what it did.
 
     Raises:
-        ConfigError: not a source and an owner/name, a format that cannot say this coder, or no token.
-        DataError: a source that cannot be read; a hub that refuses or does not answer; another dictionary in its way.
+        ConfigError: not a source and an owner/name; as `push_to_hub`.
+        DataError: a source that cannot be read; as `push_to_hub`.
     """
     if len(words) != 2:
         raise ConfigError("Give a source and a repository, as in: saejax push runs/quickstart owner/name")
     place = _destination(words[1], folder, revision)
-    sae = public(load(words[0], step))
+    _push(load(words[0], step), place, to, private, words[0])
+
+
+def push_to_hub(
+    sae: TrainedCoder, repo: str, *, to: str = "saejax", private: bool = False, folder: str = "", revision: str = ""
+) -> str:
+    """Push a dictionary into a repository of the hub, in one commit with a model card; it is read back first.
+
+    Args:
+        repo: owner/name; it is made where it is not there.
+        to: the format of the files; `saejax formats` lists them.
+        private: the repository is, or becomes, private.
+        folder, revision: of the repository; its root and main branch by default.
+
+    Returns:
+        What `saejax.load` takes, with the commit.
+
+    Raises:
+        ConfigError: no owner/name, a format that cannot say this coder, or no token.
+        DataError: a hub that refuses or does not answer; another dictionary in its way.
+    """
+    return _push(sae, _destination(repo, folder, revision), to, private, "This coder")
+
+
+def _push(sae: TrainedCoder, place: HubPlace, to: str, private: bool, called: str) -> str:
+    """Check all that can be checked, write the files, read them back, push them in one commit, print the address."""
+    sae = public(sae)
     if to != "saejax":
-        refuse(words[0], sae, format_named(to))
+        refuse(called, sae, format_named(to))
     api, user = _signed_in(place)
     there = _there(api, place)
     with tempfile.TemporaryDirectory(prefix="saejax-push-") as beside:
@@ -58,9 +84,10 @@ def run_push(words: Sequence[str], to: str, private: bool, folder: str, revision
         commit = _pushed(api, place, files, private=private, new=there is None, owner=user)
     for note in (*sae.origin.notes, *notes):
         print(f"  {note}")
-    print(f"{words[0]} -> {commit.commit_url}")
+    print(f"{called} -> {commit.commit_url}")
     pinned = str(dataclasses.replace(read, revision=commit.oid)).removeprefix("hf://")
     print(f'saejax.load("{pinned}") reads it.')
+    return pinned
 
 
 def public(sae: TrainedCoder) -> TrainedCoder:

@@ -2,16 +2,18 @@
 
     python -m saejax.commands._reference
 
-writes docs/reference.md, and the tables between their marks in docs/coders.md and docs/formats.md, below the current
-folder.
+writes docs/reference.md, the tables between their marks in docs/coders.md and docs/formats.md, and the keys of
+`saejax.train` for type checkers, below the current folder.
 """
 
 import collections
+import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from saejax.app.array_training import keys_of_train
 from saejax.app.keys import sections, type_text, without_none
 from saejax.coders import RECIPES, TOPOLOGIES, CoderConfig, build
 from saejax.commands import COMMANDS
@@ -21,6 +23,7 @@ from saejax.trained import Kind
 
 COMMAND = "python -m saejax.commands._reference"
 END = "<!-- end -->"
+TYPED_KEYS = Path("saejax/app/train_settings.py")
 _YES = {True: "yes", False: "no"}
 
 _INTRODUCTION = f"""# All keys and flags
@@ -70,6 +73,31 @@ def _kinds(kinds: Iterable[Kind]) -> str:
     for topology, sparsities in of.items():
         alike[", ".join(sparsities)].append(topology)
     return "; ".join(f"{', '.join(topologies)}: {sparsities}" for sparsities, topologies in alike.items()) or "no"
+
+
+_TYPED_KEYS = f'''"""The keys of `coder` and `train` as arguments of `saejax.train`, for type checkers and editors.
+
+Made by `{COMMAND}` from the settings; change those, not this file.
+"""
+
+from collections.abc import Sequence
+from typing import TypedDict
+
+
+class TrainSettings(TypedDict, total=False):
+    """Arguments of `saejax.train` besides its own."""
+
+'''
+
+
+def typed_keys() -> str:
+    """The module with the class of the keys of `saejax.train`."""
+    lines = []
+    for key, hint, _ in keys_of_train():
+        items = typing.get_args(hint)[:1] if typing.get_origin(hint) is tuple else ()
+        kind = f"Sequence[{items[0].__name__}]" if items else getattr(hint, "__name__", "") or str(hint)
+        lines.append(f"    {key}: {str(hint) if isinstance(hint, types.UnionType) else kind}")
+    return _TYPED_KEYS + "\n".join(lines) + "\n"
 
 
 # The pages with a table between marks.
@@ -139,6 +167,8 @@ def write_reference() -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text(with_table(page, start, table()), encoding="utf-8")
     Path("docs/reference.md").write_text(reference() + "\n", encoding="utf-8")
+    TYPED_KEYS.parent.mkdir(parents=True, exist_ok=True)
+    TYPED_KEYS.write_text(typed_keys(), encoding="utf-8")
 
 
 if __name__ == "__main__":

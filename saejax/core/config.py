@@ -6,6 +6,7 @@ start from, `from_config_dict` turns the overridden result back, refusing what d
 
 import dataclasses
 import difflib
+import html
 import math
 import os
 import sys
@@ -44,7 +45,18 @@ def plain(value: Any) -> Any:
 
 
 class _PlainDict(config_dict.ConfigDict):
-    """A ConfigDict that takes `plain` values: by itself it refuses np.int64 for an int and a Path for a str."""
+    """A ConfigDict that takes `plain` values: by itself it refuses np.int64 for an int and a Path for a str.
+
+    A notebook shows it as a list of sections that open.
+    """
+
+    def _repr_html_(self) -> str:
+        parts = {True: "", False: ""}
+        for key, value in self.items():
+            inner = value._repr_html_() if isinstance(value, _PlainDict) else ""
+            line = f"<code>{html.escape(key)} = {html.escape(repr(value))}</code><br>"
+            parts[bool(inner)] += f"<details><summary><b>{key}</b></summary>{inner}</details>" if inner else line
+        return f'<div style="margin-left: 1em">{parts[False]}{parts[True]}</div>'
 
     def __setitem__(self, key: str, value: Any) -> None:
         try:

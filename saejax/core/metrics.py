@@ -3,9 +3,11 @@
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+
+import numpy as np
 
 from saejax.core.errors import DataError
 from saejax.core.files import opened, parsed, read_bounded, writing
@@ -65,6 +67,17 @@ class TensorBoardWriter:
     def close(self) -> None:
         with writing(self._folder):
             self._writer.close()
+
+
+def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    """Rows of metrics by column, "step" int64 [R] and every other float64 [R]: NaN where a row says nothing of it."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {
+        name: np.array([row[name] for row in rows], np.int64)
+        if name == "step"
+        else np.array([np.nan if row.get(name) is None else row[name] for row in rows], np.float64)
+        for name in names
+    }
 
 
 def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
-"""Progress, rate and time left of a long stage: a bar on a terminal, occasional lines in a log."""
+"""Progress, rate and time left of a long stage: a bar on a terminal or in a notebook, occasional lines in a log."""
 
+import importlib.util
 import sys
 import time
 from typing import Any
@@ -25,8 +26,9 @@ class Progress:
         self._started = self._last_line = time.perf_counter()
         self._bar = None
         self._shown = shown
-        if shown and sys.stderr.isatty():
-            self._bar = tqdm(total=total, initial=done, desc=stage, unit=unit[:3], unit_scale=True, mininterval=0.2)
+        bar = _notebook_bar() or (tqdm if sys.stderr.isatty() else None)
+        if shown and bar:
+            self._bar = bar(total=total, initial=done, desc=stage, unit=unit[:3], unit_scale=True, mininterval=0.2)
 
     def __enter__(self) -> "Progress":
         return self
@@ -59,3 +61,15 @@ class Progress:
         speed = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
         line = f"{self._stage}: {done:,}/{self._total:,} {self._unit}, {speed} {self._unit}/s, {left} left{state}"
         print(line, file=sys.stderr, flush=True)
+
+
+def _notebook_bar() -> Any:
+    """The bar of a Jupyter kernel, a widget where ipywidgets is installed; None elsewhere."""
+    ipython = sys.modules.get("IPython")
+    if ipython is None or not hasattr(ipython.get_ipython(), "kernel"):
+        return None
+    if importlib.util.find_spec("ipywidgets") is None:
+        return tqdm
+    from tqdm.notebook import tqdm as widget
+
+    return widget

@@ -18,6 +18,7 @@ from saejax.core.errors import ConfigError
 from saejax.interop.assemble import UNCENTRED, coder_kind
 from saejax.interop.hooks import layer_of, to_transformer_lens
 from saejax.trained import TrainedCoder
+from saejax.trained.torch_module import selection
 
 _ARCHITECTURES = {"relu": "standard", "topk": "topk", "jumprelu": "jumprelu", "gated": "gated"}
 
@@ -86,7 +87,8 @@ def _module(torch: Any, sae: TrainedCoder, config: "_Config") -> Any:
     norms_F = np.linalg.norm(params["W_dec"].astype(np.float64), axis=1)
     unit_FD = params["W_dec"] / np.maximum(norms_F, np.finfo(np.float32).tiny)[:, None]
     unit_FD[norms_F == 0, 0] = 1.0  # any direction: such a latent is 0
-    centred, select = coder_kind(sae)[0] == "autoencoder", _select(torch, sae)
+    topology, sparsity = coder_kind(sae)
+    centred, select = topology == "autoencoder", selection(torch, sparsity, sae.coder.sparsity.kept, "trained_")
 
     class Dictionary(torch.nn.Module):
         def __init__(self) -> None:
@@ -126,38 +128,6 @@ def _module(torch: Any, sae: TrainedCoder, config: "_Config") -> Any:
             return bool(off < (1e-5 if self.dtype == torch.float32 else 1e-2))
 
     return Dictionary().eval()
-
-
-def _select(torch: Any, sae: TrainedCoder) -> Any:
-    """(module, x' W_enc [..., F]) -> latents as trained [..., F]."""
-    sparsity = coder_kind(sae)[1]
-    if sparsity == "gated":
-
-        def gated(module: Any, raw: Any) -> Any:
-            magnitude = torch.relu(torch.exp(module.trained_r_mag) * raw + module.trained_b_mag)
-            return magnitude * (raw + module.trained_b_enc > 0)
-
-        return gated
-    if sparsity == "jumprelu":
-
-        def jumped(module: Any, raw: Any) -> Any:
-            pre = raw + module.trained_b_enc
-            return pre * (pre > torch.relu(module.trained_threshold))
-
-        return jumped
-    k = sae.coder.sparsity.kept if sparsity == "topk" else 0
-
-    def largest(module: Any, raw: Any) -> Any:
-        latents = torch.relu(raw + module.trained_b_enc)
-        if not k:
-            return latents
-        # torch.topk takes any of several that are equal, the coder the first.
-        least = latents.topk(k, dim=-1).values[..., -1:]
-        above, equal = latents > least, latents == least
-        left = k - above.sum(-1, keepdim=True)
-        return latents * (above | (equal & (equal.cumsum(-1) <= left)))
-
-    return largest
 
 
 @dataclasses.dataclass

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from saejax.core.figures import COLOURS, MARKERS, blank_figure, log_axis, panels, say_inside
 from saejax.report.evaluation import counted
-from saejax.report.figures import COLOURS, MARKERS, blank_figure, log_axis, panels, say_inside
 from saejax.report.table_page import Columns, Row, Table, cells, write_table_page
 from saejax.runs import Run
 

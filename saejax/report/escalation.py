@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from saejax.core.figures import COLOURS, blank_figure, panels, png_of
 from saejax.core.files import write_bytes
 from saejax.report.evaluation import failed_of
-from saejax.report.figures import COLOURS, blank_figure, panels, png_of
 from saejax.report.table_page import markdown
 from saejax.runs import Run
 

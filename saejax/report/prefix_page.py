@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from saejax.report.figures import COLOURS, blank_figure, panels, png_of
+from saejax.core.figures import COLOURS, blank_figure, panels, png_of
 from saejax.report.table_page import Table, table_page, with_interval
 
 _WAYS_HEAD = ("model", "way", "exact match", "F1", "nll", "tokens saved", "ms to first token")

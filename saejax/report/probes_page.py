@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from saejax.report.figures import COLOURS, MARKERS, blank_figure, panels, say_inside
+from saejax.core.figures import COLOURS, MARKERS, blank_figure, panels, say_inside
 from saejax.report.table_page import Table, with_interval, write_table_page
 from saejax.runs import Run
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from saejax.report.figures import COLOURS, MARKERS, blank_figure, log_axis, panels, say_inside
+from saejax.core.figures import COLOURS, MARKERS, blank_figure, log_axis, panels, say_inside
 from saejax.report.table_page import Columns, Row, Table, cells, markdown, write_table_page
 from saejax.runs import Sweep
 

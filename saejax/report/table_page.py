@@ -11,8 +11,8 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from saejax.core.figures import least_width, png_of
 from saejax.core.files import write_bytes
-from saejax.report.figures import least_width, png_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

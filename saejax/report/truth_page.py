@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from saejax.report.figures import COLOURS, blank_figure, panels, png_of
+from saejax.core.figures import COLOURS, blank_figure, panels, png_of
 from saejax.report.table_page import markdown, with_interval
 
 if TYPE_CHECKING:

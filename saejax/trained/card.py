@@ -18,6 +18,23 @@ _FIGURES = {
 }
 
 
+def facts_and_figures(described: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+    """({what: value}, {figure of an evaluation: value}) of what saejax.json says, for people."""
+    origin, (reads, writes) = described["origin"], (", ".join(described[side]) for side in ("reads", "writes"))
+    facts = {
+        "coder": f"{described['topology']}, {described['sparsity']['name']}",
+        "language model": " ".join(filter(None, (origin["model"], origin["revision"]))) or "not recorded",
+        "reads": reads,
+        "writes": writes,
+        "d_in": f"{described['d_in']:,}",
+        "latents": " x ".join(f"{n:,}" for n in described["latent_shape"]),
+        "trained on": f"{origin['tokens']:,} activations" if origin["tokens"] else "not recorded",
+        "made by": f"saejax {origin['saejax']}",
+    }
+    known = described["figures"]
+    return facts, {title: f"{known[name]:.4g}" for name, title in _FIGURES.items() if name in known}
+
+
 def model_card(
     described: Mapping[str, Any], place: str = "path/to/this/folder", library: str = "saejax", usage: str = ""
 ) -> str:
@@ -27,21 +44,8 @@ def model_card(
         place: what `saejax.load` takes.
         library, usage: of files in another project's format: its name, and how they are loaded there.
     """
-    origin, (reads, writes) = described["origin"], (", ".join(described[side]) for side in ("reads", "writes"))
-    model = origin["model"]
+    model, (facts, figures) = described["origin"]["model"], facts_and_figures(described)
     base = [f"base_model: {model}"] if re.fullmatch(r"\w[\w.-]*/[\w.-]+", model) else []
-    what = {
-        "coder": f"{described['topology']}, {described['sparsity']['name']}",
-        "language model": " ".join(filter(None, (model, origin["revision"]))) or "not recorded",
-        "reads": reads,
-        "writes": writes,
-        "d_in": f"{described['d_in']:,}",
-        "latents": " x ".join(f"{n:,}" for n in described["latent_shape"]),
-        "trained on": f"{origin['tokens']:,} activations" if origin["tokens"] else "not recorded",
-        "made by": f"saejax {origin['saejax']}",
-    }
-    known = described["figures"]
-    figures = {title: f"{known[name]:.4g}" for name, title in _FIGURES.items() if name in known}
     return "\n".join(
         [
             *(
@@ -52,8 +56,8 @@ def model_card(
                 "---",
                 "",
             ),
-            *(f"# A sparse dictionary of {reads}", ""),
-            *_markdown_table("", "", what),
+            *(f"# A sparse dictionary of {facts['reads']}", ""),
+            *_markdown_table("", "", facts),
             *("", "## On held-out text", ""),
             *(_markdown_table("figure", "value", figures) if figures else ["Not evaluated."]),
             *("", "## Use", "", *(["```python", usage, "```", ""] if usage else [])),

@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -22,14 +22,46 @@ from saejax.coders.sparsity.topk import TopK
 from saejax.core.arrays import as_array
 from saejax.core.config import typed
 from saejax.core.errors import ConfigError, DataError
+from saejax.core.metrics import columns
 from saejax.core.places import as_place, type_in_words
 from saejax.kernels.selection import top_k
 from saejax.lm.forward import Model
+from saejax.trained.display import curves, html_card
 from saejax.trained.files import describe, read_folder, write_folder
 from saejax.trained.formats import format_named
 from saejax.trained.sites import check_widths, unscaled
+from saejax.trained.torch_module import torch_module
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ParamMap = Mapping[str, Any]
+
+# Names that people bring along from other projects, and what they are here.
+_ELSEWHERE = {
+    "cfg": "sae.config has the settings, sae.describe() what it is",
+    "forward": "call it: sae(x)",
+    "encoder": "the matrix is sae.W_enc [d_in, d_sae]",
+    "decoder": "the matrix is sae.W_dec [d_sae, d_in]",
+    "bias": "sae.b_dec, in the units of the activations",
+    "k": "sae.coder.sparsity.kept; another one: sae.with_k(k)",
+    "n_features": "sae.d_sae",
+    "dict_size": "sae.d_sae",
+    "activation_dim": "sae.d_in",
+    "hook_name": "sae.hook_point",
+    "state_dict": "sae.params",
+    "parameters": "sae.params",
+    "to": "jax.default_device chooses it, and sae.to_torch(device=...) makes a module of PyTorch",
+    "device": "jax.default_device chooses it, and sae.to_torch(device=...) makes a module of PyTorch",
+    "eval": "it is always what it is after training; sae.to_torch() makes a module of PyTorch",
+    "from_pretrained": "saejax.from_pretrained(release, sae_id) or saejax.load",
+    "load_from_disk": "saejax.load(folder)",
+    "push_to_hub": 'saejax.push_to_hub(sae, "owner/name")',
+    "save_model": "sae.save(folder), or sae.save(folder, format='saelens')",
+    "save_inference_model": "sae.save(folder, format='saelens')",
+    "save_pretrained": "sae.save(folder)",
+    "run_with_cache": "lm.run(tokens, capture=[...]) of saejax.load_lm",
+}
 
 # Tokens in one block of `encode` at most; wide coders take fewer, by `Coder.few_tokens`.
 _BLOCK_TOKENS = 8192
@@ -75,6 +107,17 @@ def folded(coder: Coder, params: ParamMap, stats: Mapping[str, Any], sites: Site
     return inference, params if sites.latent_scale == 1 else inference.rescaled(params, 1 / sites.latent_scale)
 
 
+def _parameter(name: str, doc: str) -> property:
+    """A parameter as an attribute. Raises AttributeError: the coder has none of this name."""
+
+    def value(self: "TrainedCoder") -> Any:
+        if name not in self.params:
+            raise AttributeError(name)
+        return self.params[name]
+
+    return property(value, doc=doc)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainedCoder:
     """A sparse dictionary for raw activations.
@@ -93,6 +136,7 @@ class TrainedCoder:
             last validation, as "val/fve".
         settings: how it was trained, as JSON; {} where that is not known.
         finished: training had come to its end.
+        metrics: gives the rows of its training; they are read when `history` is asked for.
     """
 
     coder: Coder
@@ -102,6 +146,13 @@ class TrainedCoder:
     figures: Mapping[str, float] = dataclasses.field(default_factory=dict)
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     finished: bool = True
+    metrics: Callable[[], Sequence[Mapping[str, Any]]] = tuple
+
+    W_enc = _parameter("W_enc", "[D, F] encoder matrix.")
+    W_dec = _parameter("W_dec", "[F, D] decoder matrix.")
+    b_enc = _parameter("b_enc", "[F] encoder bias.")
+    b_dec = _parameter("b_dec", "[D] decoder bias.")
+    threshold = _parameter("threshold", "[F] what a pre-activation must exceed, of a jumprelu coder.")
 
     def __post_init__(self) -> None:
         if unscaled(self.sites) != self.sites:
@@ -112,6 +163,60 @@ class TrainedCoder:
         reads, writes = (", ".join(names) for names in (self.sites.reads, self.sites.writes))
         at = reads if reads == writes else f"{reads} -> {writes}"
         return f"TrainedCoder({type(t).__name__} x {kind}, {at}, d_in={t.d_in}, d_sae={t.d_sae}, step={self.step})"
+
+    def _repr_html_(self) -> str:
+        return html_card(repr(self), self.describe())
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Parameters by name; of what other projects call differently the error says where it is."""
+            if name in self.__dict__.get("params", ()):
+                return self.params[name]
+            where = f": {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+            raise AttributeError(f"TrainedCoder has no attribute {name!r}{where}.")
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self.params})
+
+    def __call__(self, x: Any) -> Any:
+        """Activations [..., D] -> their reconstruction, float32, of the shape that `decode` gives."""
+        rows, outer = _as_rows(x, self.coder.topology.in_shape, "activations")
+        return self._in_blocks(self._reconstruct, [rows]).reshape(*outer, *self.coder.topology.out_shape)
+
+    @property
+    def d_in(self) -> int:
+        """Width of the activations read."""
+        return self.coder.topology.d_in
+
+    @property
+    def d_sae(self) -> int:
+        """Latents, of each layer."""
+        return self.coder.topology.d_sae
+
+    @functools.cached_property
+    def history(self) -> dict[str, np.ndarray]:
+        """{metric: [rows] float64, "step": int64} of its training: `pandas.DataFrame(sae.history)`. NaN where a row has
+        none. Empty for a saved folder and other projects' files."""
+        return columns(self.metrics())
+
+    def plot(self) -> "Figure":
+        """Loss, FVE, L0 and dead latents by step, as a picture of matplotlib.
+
+        Raises:
+            DataError: there is no history.
+        """
+        return curves(self.history)
+
+    def to_torch(self, device: Any = "cpu", dtype: Any = "float32") -> Any:
+        """The same dictionary as a torch.nn.Module with `encode`, `decode`, `forward` and the coder's parameters.
+
+        `device` and `dtype` are torch's own or their names.
+
+        Raises:
+            ConfigError: several hook points or layers, no such dtype or device, or PyTorch is not installed.
+        """
+        return torch_module(self.describe(), self.coder.sparsity.kept, self.params, device, dtype)
 
     @functools.cached_property
     def config(self) -> FrozenConfigDict:
@@ -293,6 +398,10 @@ class TrainedCoder:
     @functools.cached_property
     def _encode(self) -> Callable[..., Any]:
         return jax.jit(lambda params, x: self.coder.encode(params, x).dense())
+
+    @functools.cached_property
+    def _reconstruct(self) -> Callable[..., Any]:
+        return jax.jit(self.coder.reconstruct)
 
     @functools.cached_property
     def _code(self) -> Callable[..., Latents]:

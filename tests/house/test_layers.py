@@ -40,7 +40,7 @@ LEVEL_OF, TOP = rooms_of_design((ROOT / "docs" / "design.md").read_text(encoding
 ABOVE = frozenset({"configs", "launch", "tests"})
 TORCH = frozenset({"torch", "torchvision", "torchax"})
 # Where torch may be imported, inside functions: models of transformers, and the module that SAEBench evaluates.
-IN_TORCH = ("saejax.lm.torch_hooks", "saejax.interop.saebench")
+IN_TORCH = ("saejax.lm.torch_hooks", "saejax.interop.saebench", "saejax.trained.torch_module")
 PICKLERS = frozenset({"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"})
 UNSAFE_YAML = frozenset({"load", "load_all", "unsafe_load", "unsafe_load_all", "full_load", "full_load_all"})
 SKIPPED = frozenset({"build", "dist", "runs", "stores", "node_modules", "__pycache__"})

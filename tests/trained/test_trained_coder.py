@@ -19,7 +19,7 @@ from tiny.covering import rest_in
 
 import saejax
 from saejax.coders import SPARSITIES, TOPOLOGIES, CoderConfig, Sites, build
-from saejax.core.errors import DataError
+from saejax.core.errors import ConfigError, DataError
 from saejax.store.statistics import Statistics
 from saejax.trained import Origin, TrainedCoder, folded, unscaled
 from saejax.trained import coder as module
@@ -286,3 +286,54 @@ def test_scaled_rows_have_the_length_that_the_setting_names() -> None:
     assert (scale("mean_norm") * lengths).mean() == pytest.approx(np.sqrt(9))
     assert np.square(scale("mean_square") * lengths).mean() == pytest.approx(1)
     assert scale("none") == 1
+
+
+# --- PyTorch -----------------------------------------------------------------------------------------------------
+
+OF_ONE_SITE = ("autoencoder", "transcoder", "skip_transcoder", "layernorm_autoencoder")
+MODULES = [("autoencoder", sparsity) for sparsity in SPARSITIES] + [(topology, "topk") for topology in OF_ONE_SITE[1:]]
+
+
+@pytest.mark.parametrize(("topology", "sparsity"), MODULES)
+def test_a_module_of_pytorch_computes_the_same(topology: str, sparsity: str) -> None:
+    sae = made(topology, sparsity)
+    if topology == "skip_transcoder":
+        skip = np.random.default_rng(3).normal(size=(D, D)).astype(np.float32)
+        sae = dataclasses.replace(sae, params={**sae.params, "W_skip": skip})
+    x = inputs(sae, 40).reshape(4, 10, D)
+    module = sae.to_torch(dtype="float64")
+    latents = module.encode(torch.tensor(x, dtype=torch.float64))
+    np.testing.assert_allclose(latents.detach().numpy(), sae.encode(x), atol=2e-5)
+    y = module.decode(latents, torch.tensor(x, dtype=torch.float64))
+    np.testing.assert_allclose(y.detach().numpy(), sae.decode(sae.encode(x), x), atol=5e-5)
+    assert torch.equal(module(torch.tensor(x, dtype=torch.float64)), y)
+    y.square().sum().backward()
+    assert module.W_dec.grad.abs().sum() > 0 and dict(module.named_parameters()).keys() == sae.params.keys()
+
+
+def test_equal_latents_are_chosen_as_the_coder_chooses() -> None:
+    sae = made()
+    alike = {**sae.params, "W_enc": np.zeros((D, F), np.float32), "b_enc": np.ones(F, np.float32)}
+    sae = dataclasses.replace(sae, params=alike)
+    x = inputs(sae, 3)
+    assert (sae.to_torch().encode(torch.tensor(x)).detach().numpy() > 0).tolist() == (sae.encode(x) > 0).tolist()
+
+
+@pytest.mark.parametrize(
+    ("topology", "how", "message"),
+    [
+        ("crosscoder", {}, "this coder is a crosscoder"),
+        ("autoencoder", {"dtype": "int8"}, "dtype is 'int8'; it must be one of float32"),
+        ("autoencoder", {"device": "nowhere"}, "device 'nowhere' cannot be used here"),
+    ],
+)
+def test_what_no_module_can_be_is_refused(topology: str, how: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        made(topology).to_torch(**how)
+
+
+def test_a_module_takes_torch_s_own_words() -> None:
+    module = made().to_torch(torch.device("cpu"), torch.bfloat16)
+    assert module.W_enc.dtype == torch.bfloat16
+    with pytest.raises(ValueError, match=r"give decode\(latents, x\)"):
+        made("skip_transcoder").to_torch().decode(torch.zeros(1, F))

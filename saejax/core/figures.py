@@ -16,11 +16,16 @@ _DPI = 120
 
 
 def blank_figure(inches: tuple[float, float]) -> "Figure":
-    """A figure without a window. matplotlib is imported late: that takes longer than most commands need to start."""
+    """A figure without a window, which a notebook shows. matplotlib is imported late: that takes longer than most
+    commands need to start."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=inches, layout="constrained")
+    class Picture(Figure):
+        def _repr_png_(self) -> bytes:
+            return png_of(self)
+
+    figure = Picture(figsize=inches, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 

@@ -1,0 +1,111 @@
+"""A trained coder as a torch.nn.Module with the same numbers. torch is imported inside the functions."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from saejax.core.errors import ConfigError
+
+_TOPOLOGIES = ("autoencoder", "transcoder", "skip_transcoder", "layernorm_autoencoder")
+_DTYPES = ("float32", "float64", "bfloat16", "float16")
+
+
+def torch_module(described: Mapping[str, Any], kept: int, params: Mapping[str, Any], device: Any, dtype: Any) -> Any:
+    """The coder as a module: `encode` [..., D] -> [..., F], `decode` [..., F] -> [..., D], `forward` both.
+
+    Its parameters have the coder's names and shapes (W_enc [D, F], W_dec [F, D], ...) and take gradients. `decode`
+    takes `x` too, which a skip connection and layer normalisation need.
+
+    Args:
+        described: as `TrainedCoder.describe`.
+        kept: latents that a coder of the k largest keeps.
+
+    Raises:
+        ConfigError: a topology of several hook points or layers, no such dtype or device, or PyTorch is not installed.
+    """
+    topology, sparsity = described["topology"], described["sparsity"]["name"]
+    if topology not in _TOPOLOGIES:
+        raise ConfigError(f"to_torch takes one of {', '.join(_TOPOLOGIES)}, and this coder is a {topology}.")
+    dtype = str(dtype).removeprefix("torch.")
+    if dtype not in _DTYPES:
+        raise ConfigError(f"to_torch: dtype is {dtype!r}; it must be one of {', '.join(_DTYPES)}.")
+    try:
+        import torch
+    except ImportError:
+        raise ConfigError("to_torch needs PyTorch, which is not installed: pip install 'saejax[torch]'.") from None
+    select = selection(torch, sparsity, kept)
+    normalised, skips, centred = topology.startswith("layernorm"), topology.startswith("skip"), "auto" in topology
+
+    class Dictionary(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for key, value in params.items():
+                self.register_parameter(key, torch.nn.Parameter(torch.tensor(np.asarray(value, np.float32))))
+
+        def encode(self, x: Any) -> Any:
+            """[..., D] -> [..., F]"""
+            if normalised:
+                mean, std = self._moments(x)
+                x = (x - mean) / (std + self.ln_eps)
+            return select(self, (x - self.b_dec if centred else x) @ self.W_enc)
+
+        def decode(self, latents: Any, x: Any = None) -> Any:
+            """[..., F] -> [..., D]"""
+            if x is None and (normalised or skips):
+                raise ValueError("This coder decodes with its input: give decode(latents, x).")
+            y = latents @ self.W_dec + self.b_dec
+            if normalised:
+                mean, std = self._moments(x)
+                y = std * y + mean
+            return y + x @ self.W_skip if skips else y
+
+        def forward(self, x: Any) -> Any:
+            return self.decode(self.encode(x), x)
+
+        def _moments(self, x: Any) -> tuple[Any, Any]:
+            return x.mean(-1, keepdim=True), x.std(-1, keepdim=True)
+
+    try:
+        return Dictionary().to(device=device, dtype=getattr(torch, dtype))
+    except (RuntimeError, AssertionError) as error:
+        why = str(error).strip().splitlines()[0].rstrip(".")
+        raise ConfigError(f"to_torch: device {str(device)!r} cannot be used here ({why}).") from None
+
+
+def selection(torch: Any, sparsity: str, kept: int, prefix: str = "") -> Callable[[Any, Any], Any]:
+    """(module, x' W_enc [..., F]) -> latents [..., F], by the module's parameters b_enc, threshold, r_mag and b_mag.
+
+    Args:
+        sparsity: relu, jumprelu, gated, topk or abs_topk.
+        kept: latents that the last two keep of a token.
+        prefix: of the parameters' names in the module.
+    """
+
+    def of(module: Any, name: str) -> Any:
+        return getattr(module, prefix + name)
+
+    def gated(module: Any, raw: Any) -> Any:
+        magnitude = torch.relu(torch.exp(of(module, "r_mag")) * raw + of(module, "b_mag"))
+        return magnitude * (raw + of(module, "b_enc") > 0)
+
+    def jumped(module: Any, raw: Any) -> Any:
+        pre = raw + of(module, "b_enc")
+        return pre * (pre > torch.relu(of(module, "threshold")))
+
+    def largest(module: Any, raw: Any) -> Any:
+        latents = raw + of(module, "b_enc")
+        sizes = latents.abs() if sparsity == "abs_topk" else torch.relu(latents)
+        # torch.topk takes any of several that are equal, the coder the first.
+        least = sizes.topk(kept, dim=-1).values[..., -1:]
+        above, equal = sizes > least, sizes == least
+        left = kept - above.sum(-1, keepdim=True)
+        chosen = above | (equal & (equal.cumsum(-1) <= left))
+        return (latents if sparsity == "abs_topk" else sizes) * chosen
+
+    if sparsity == "relu":
+        return lambda module, raw: torch.relu(raw + of(module, "b_enc"))
+    selections = {"gated": gated, "jumprelu": jumped, "topk": largest, "abs_topk": largest}
+    if sparsity not in selections:
+        raise ConfigError(f"The sparsity {sparsity} has no form in PyTorch.")
+    return selections[sparsity]
