@@ -40,7 +40,12 @@ class ReportConfig(Settings, section="report"):
 
 
 def collect_features(
-    sae: TrainedCoder, lm: Model, packer: Packer, config: ReportConfig, sinks: Sinks = ALL_TOKENS
+    sae: TrainedCoder,
+    lm: Model,
+    packer: Packer,
+    config: ReportConfig,
+    sinks: Sinks = ALL_TOKENS,
+    progress: bool = True,
 ) -> tuple[dict[str, Any], int, float]:
     """(the content of features.sqlite, tokens scanned, seconds).
 
@@ -54,7 +59,7 @@ def collect_features(
         DataError: no held-out text, or nothing in it but special tokens.
     """
     coder, sites, width = sae.coder, sae.sites, sae.n_latents
-    scan = scan_latents(sae, lm, packer, config.tokens, config.batch_rows, sinks)
+    scan = scan_latents(sae, lm, packer, config.tokens, config.batch_rows, sinks, progress)
     shown = min(config.max_features or width, width)
     last = int(scan.documents.max())
     documents = itertools.takewhile(lambda document: document.index <= last, packer.source.documents("heldout"))

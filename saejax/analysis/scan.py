@@ -73,6 +73,7 @@ def scan_latents(
     tokens: int,
     batch_rows: int,
     sinks: Sinks = ALL_TOKENS,
+    progress: bool = True,
 ) -> Scan:
     """The latents of at least `tokens` kept tokens of the held-out split, from its beginning, or of all there are.
 
@@ -97,7 +98,7 @@ def scan_latents(
     first = 0
     blank = packer.blank(batch_rows)
     run = compiled(lm, forward, lm.params, blank.tokens, blank.positions, blank.segments, blank.keep)
-    with Progress("features", tokens) as progress:
+    with Progress("features", tokens, shown=progress) as done:
         for packed in packer.batches("heldout", batch_rows):
             x, keep = run(lm.params, packed.tokens, packed.positions, packed.segments, packed.keep)
             for start in range(0, len(x), coder.few_tokens):
@@ -105,16 +106,16 @@ def scan_latents(
                 entries.append(_entries(np.asarray(keep), latents, first, start))
             rows.append(packed)
             first += len(packed.tokens)
-            progress.advance(int(keep.sum()))
-            if progress.tokens >= tokens:
+            done.advance(int(keep.sum()))
+            if done.tokens >= tokens:
                 break
-    if not progress.tokens:
+    if not done.tokens:
         raise DataError("There is no held-out text. Raise text.heldout_fraction or give more documents.")
     text = {name: np.concatenate([getattr(packed, name) for packed in rows]) for name in _TEXT}
     latent, row, position, value = (np.concatenate(parts) for parts in zip(*entries, strict=True))
     order = np.lexsort((-np.abs(value), latent))
     columns = {"latent": latent[order], "row": row[order], "position": position[order], "value": value[order]}
-    return Scan(**text, **columns, n_tokens=progress.tokens, seconds=progress.seconds)
+    return Scan(**text, **columns, n_tokens=done.tokens, seconds=done.seconds)
 
 
 def _entries(keep_RS: np.ndarray, latents: Latents, first: int, start: int) -> tuple[np.ndarray, ...]:

@@ -51,7 +51,7 @@ def _with_keys(function: _Function) -> _Function:
     signature, keys = inspect.signature(function), []
     lines = ["", "Keys of `coder` and `train`:", ""]
     for key, hint, field in keys_of_train():
-        default = ... if key in _OF_THE_ROWS else field.default
+        default = None if key in _OF_THE_ROWS else field.default
         keys.append(inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint))
         text = f"* {key} ({hint if not isinstance(hint, type) else hint.__name__}): {field.metadata['setting'].doc}"
         lines += textwrap.wrap(text, 112, subsequent_indent="  ")

@@ -129,7 +129,14 @@ class Features(Sequence[Feature]):
 
 
 def features(
-    sae: TrainedCoder, lm: Model, text: str | Sequence[str], *, examples: int = 5, before: int = 16, after: int = 7
+    sae: TrainedCoder,
+    lm: Model,
+    text: str | Sequence[str],
+    *,
+    examples: int = 5,
+    before: int = 16,
+    after: int = 7,
+    progress: bool = True,
 ) -> Features:
     """The passages of a text, or of several, on which each latent fires: features(sae, lm, text)[17].
 
@@ -139,6 +146,7 @@ def features(
         text: one document or several. A long one is cut into rows of the model's context, at most 256 tokens.
         examples: passages of each latent.
         before, after: tokens that a passage shows around its peak.
+        progress: show what is done.
 
     Raises:
         ConfigError: the model has no such hook point.
@@ -159,4 +167,4 @@ def features(
     packer = Packer(Source({"sha256": digest}, rows, 1.0), lm.tokenizer, length, prepend_bos=bos)
     tokens = max(1, sum(map(len, lm.tokenizer.encode_many(texts))))
     config = ReportConfig(tokens=tokens, examples=examples, quantiles=0, before=before, after=after, batch_rows=8)
-    return Features(collect_features(sae.at(lm), lm, packer, config)[0])
+    return Features(collect_features(sae.at(lm), lm, packer, config, progress=progress)[0])
