@@ -16,7 +16,7 @@ import numpy as np
 
 # The layer list is the longest list of modules whose own name is one of these.
 LISTS = ("layers", "h", "layer", "blocks", "block")
-# Children of a layer; those called hook_... are TransformerLens's. Attention's last product, or the norm after it where there is one.
+# Children of a layer (hook_...: TransformerLens's). Attention's last product, or the norm after it where there is one.
 _ATTN_OUT = (
     "hook_attn_out.out",
     "post_attention_layernorm.out",

@@ -32,6 +32,7 @@ from saejax.lm.torch_hooks.memory import (
     config_json_of,
     digest_of,
     own_results,
+    rounding_of,
     why_not_decoded,
 )
 from saejax.lm.weight_files import LARGEST_CONFIG, weights_sha256
@@ -39,6 +40,9 @@ from saejax.text import IdsAlone, Tokenizer, tokenizer_in_memory
 
 # Models that lie beside this file.
 EMBEDDED = ("demo", "recall")
+
+# What the name of a model ends with that no file holds.
+IN_MEMORY = " in memory"
 
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
@@ -259,7 +263,7 @@ def _load_module(
     if wanted.revision:
         raise ConfigError("revision names a version of a hub id, and the model is in memory. Leave it out.")
     check_tensors(module)
-    config_json, name = config_json_of(module), f"{type(module).__name__} in memory"
+    config_json, name = config_json_of(module), f"{type(module).__name__}{IN_MEMORY}"
     if tokenizer is None:
         tokenizer = getattr(model, "tokenizer", None)
     if isinstance(tokenizer, str | os.PathLike):
@@ -291,11 +295,10 @@ def _load_module(
     tokens, theirs = own_results(module, config.vocab_size, config.context_length)
     ours = np.asarray(lm.run(tokens)[0], np.float32)
     off = difference(ours, theirs) if ours.shape == theirs.shape else np.inf
-    rounding = max(ROUNDING.get(kind, 0) for kind in (wanted.dtype, str(module.dtype).removeprefix("torch.")))
-    if off > rounding:
+    if off > (rounding := max(ROUNDING[wanted.dtype], rounding_of(module))):
         raise DataError(
             f"The JAX decoder gives other logits than {name} (by {off:.1g} of their norm; {rounding:.0e} is rounding), "
-            "so its forward is changed, as by a hook. Set backend='torch', which runs it as it is."
+            "so its forward is another than its class says. Set backend='torch', which runs it as it is."
         )
     return lm
 
@@ -350,6 +353,10 @@ def _resolve(model: str, revision: str, fetch: Callable[[str, str], Path]) -> Pa
         return as_folder(Path(model))
     if re.fullmatch(r"[\w.-]+/[\w.-]+", model) and not model.startswith("."):
         return fetch(model, revision)
+    if model.endswith(IN_MEMORY):
+        raise DataError(
+            f"{model!r} is in the memory of another program. Save it by save_pretrained(FOLDER), and name that."
+        )
     there = f" At this path {what_is(model)}." if Path(model).exists() else ""
     raise DataError(
         f"No model {model!r}: it is not a folder, no .gguf file, not 'demo' or 'recall', and not a hub id of the "

@@ -41,16 +41,21 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def gpt2(seed: int = 0, **settings: Any) -> Any:
-    """Called by a name, but with weights that are not those of the name."""
-    torch.manual_seed(seed)
-    sizes = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": POSITIONS, "bos_token_id": 95}
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, eos_token_id=95, resid_pdrop=0.5, **settings))
-    model.config._name_or_path = "gpt2"
+def scattered(module: Any) -> Any:
+    """No parameter is zero or one."""
+    torch.manual_seed(0)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in module.parameters():
             parameter.normal_(0.0, 0.2)
-    return model
+    return module
+
+
+def gpt2() -> Any:
+    """Called by a name, but with weights that are not those of the name."""
+    sizes = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": POSITIONS, "bos_token_id": 95}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, eos_token_id=95, resid_pdrop=0.5))
+    model.config._name_or_path = "gpt2"
+    return scattered(model)
 
 
 class Block(torch.nn.Module):
@@ -222,7 +227,10 @@ def test_without_a_tokenizer_ids_work_and_text_is_refused() -> None:
 def test_what_holds_a_module_is_taken_off(tmp_path: Path) -> None:
     module, tokenizer = gpt2(), tokenizer_of(tmp_path)
     want = saejax.load_lm(module, tokenizer).identity
+    compiled = type("OptimizedModule", (torch.nn.Module,), {})()
+    compiled._orig_mod = module
     held = {
+        "compiled": compiled,
         "nnsight": types.SimpleNamespace(_module=module, tokenizer=tokenizer),
         "nnsight, before 0.3": types.SimpleNamespace(_model=module, tokenizer=tokenizer),
         "a pipeline": types.SimpleNamespace(model=module, tokenizer=tokenizer),
@@ -231,6 +239,25 @@ def test_what_holds_a_module_is_taken_off(tmp_path: Path) -> None:
     for name, holder in held.items():
         given = () if hasattr(holder, "tokenizer") else (tokenizer,)
         assert saejax.load_lm(holder, *given).identity == want, name
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("kind", ["BertForMaskedLM", "T5ForConditionalGeneration", "BloomForCausalLM"])
+def test_families_that_the_decoder_does_not_know(kind: str, tmp_path: Path) -> None:
+    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 40, "n_head": 4}
+    sizes |= {"d_model": 32, "d_kv": 8, "num_heads": 4, "num_layers": 2, "n_layer": 2, "num_hidden_layers": 2}
+    family = kind.partition("For")[0]
+    module = scattered(getattr(transformers, kind)(getattr(transformers, f"{family}Config")(**sizes, bos_token_id=95)))
+    lm = saejax.load_lm(module, tokenizer_of(tmp_path))
+    assert isinstance(lm, TorchModel) and lm.identity["model"] == f"{kind} in memory"
+    assert lm.causal == lm.measures_loss([]) == (family == "Bloom")
+    seen = lm.run(IDS, capture=["blocks.1.resid_post"])[1]["blocks.1.resid_post"]
+    whole = copy.deepcopy(module.get_encoder() if family == "T5" else module).eval()
+    with torch.inference_mode():
+        want = whole(torch.tensor(IDS), output_hidden_states=True).hidden_states
+    if family == "Bert":
+        np.testing.assert_allclose(seen, want[2], rtol=1e-4, atol=1e-4)
+    assert seen.shape == (*IDS.shape, 32) and np.isfinite(seen).all()
 
 
 class Hooked(Plain):
@@ -302,6 +329,7 @@ def test_a_tokenizer_in_memory_is_that_of_its_files_whatever_was_called_with_it(
 # ------------------------------------------------------------------------------------------------------------- doors
 
 
+@pytest.mark.ci
 def test_the_python_doors_take_a_model_in_memory(tmp_path: Path) -> None:
     lm = saejax.load_lm(plain(), tokenizer_of(tmp_path), context_length=POSITIONS)
     words = np.random.default_rng(1).integers(0, VOCAB - 2, (40, 60))
@@ -329,7 +357,7 @@ def test_the_python_doors_take_a_model_in_memory(tmp_path: Path) -> None:
     assert tokens >= 100 and content["model"] == "Plain in memory" and content["features"][0]["top_logits"]
     where = {"hook_points": [point], "batch_size": 50, "max_rows": 0, "seed": 0}
     stream = stream_activations(tmp_path / "journal", lm, source, text, config, mesh, **where)
-    assert next(iter(stream.batches(0)))[point].shape == (50, 16)
+    assert next(stream.iterate())[point].shape == (50, 16)
 
 
 # ---------------------------------------------------------------------------------------------------------- refusals

@@ -133,6 +133,15 @@ def own_results(module: Any, vocabulary: int, length: int) -> tuple[np.ndarray, 
         return tokens, results_for(module, tokens)
 
 
+def rounding_of(module: Any) -> float:
+    """How much of the norm of a token's logits the module's own arithmetic may change."""
+    import torch
+
+    products = {"high": "float16", "medium": "bfloat16"}.get(torch.get_float32_matmul_precision(), "float32")
+    dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
+    return max(ROUNDING[products], ROUNDING[dtype])
+
+
 def check_place(module: Any, dtype: str, device: str) -> str:
     """The module's dtype. Raises ConfigError for another than `dtype` or `device`, if not empty, or several devices."""
     import torch
