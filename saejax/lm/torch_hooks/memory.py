@@ -21,7 +21,7 @@ _FLOATS = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF
 # Of a configuration, what decides no number.
 _NAMES = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
 _ADAPTERS = re.compile(r"\.(base_layer|lora_\w+)(\.|$)")
-# How much of the norm of a token's logits rounding may change, where one of the two computations has this dtype.
+# The part of the norm of a token's logits that rounding may change, where one of two computations has this dtype.
 ROUNDING = {"float64": 1e-4, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 _TOKENS = 16  # of the two texts by which a model is compared with its module
 
@@ -55,7 +55,7 @@ def check_tensors(module: Any) -> None:
 
 
 def config_json_of(module: Any) -> dict[str, Any]:
-    """What transformers would write as the module's config.json; {} for a module of another kind."""
+    """The config.json that transformers would write of the module; {} for a module of another kind."""
     config: Any = getattr(module, "config", None)
     return dict(json.loads(config.to_json_string())) if hasattr(config, "to_json_string") else {}
 
@@ -134,7 +134,7 @@ def own_results(module: Any, vocabulary: int, length: int) -> tuple[np.ndarray, 
 
 
 def rounding_of(module: Any) -> float:
-    """How much of the norm of a token's logits the module's own arithmetic may change."""
+    """The part of the norm of a token's logits that the module's own arithmetic may change."""
     import torch
 
     products = {"high": "float16", "medium": "bfloat16"}.get(torch.get_float32_matmul_precision(), "float32")

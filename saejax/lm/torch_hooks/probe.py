@@ -129,7 +129,7 @@ def _measured(
 
 
 def _vocabulary(module: Any, config: Any) -> int:
-    """How many ids the module has embeddings of; 0 where neither it nor its configuration says it."""
+    """The number of ids that the module has embeddings of; 0 where neither it nor its configuration says it."""
     embeddings = getattr(module, "get_input_embeddings", lambda: None)()
     return config_number(config, ("vocab_size", "d_vocab")) if embeddings is None else int(embeddings.weight.shape[0])
 
