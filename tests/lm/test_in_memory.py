@@ -79,7 +79,9 @@ class Plain(torch.nn.Module):
         self.unembed = torch.nn.Linear(16, VOCAB, bias=False)
 
     def forward(self, ids: Any) -> Any:
-        x = self.embed(ids)
+        if not hasattr(self, "ones"):  # kept, as many keep a mask
+            self.ones = torch.ones(16)
+        x = self.embed(ids) * self.ones
         for block in self.blocks:
             x = block(x)
         return self.unembed(self.norm(x))
@@ -207,6 +209,8 @@ def test_a_plain_module_is_watched_at_its_modules(tmp_path: Path) -> None:
     readout = lm.readout()
     assert readout is not None
     np.testing.assert_array_equal(readout[1], module.unembed.weight.detach().numpy().T)
+    module(torch.tensor(IDS)).sum().backward()  # it trains on
+    assert module.embed.weight.grad is not None
     other = copy.deepcopy(module)
     with torch.no_grad():
         other.unembed.weight[0, 0] += 1

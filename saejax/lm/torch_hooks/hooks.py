@@ -108,12 +108,18 @@ def watching(module: Any, visits: Mapping[str, Callable[[Any], Any]]) -> Iterato
 
 @contextlib.contextmanager
 def evaluating(module: Any) -> Iterator[None]:
-    """The module in eval mode, without dropout; afterwards each part is in the mode in which it was."""
+    """The module in eval mode, without dropout or gradients; afterwards each part is in the mode in which it was.
+
+    What it keeps of a pass, as a mask, can still be trained with. (Of inference_mode it could not.)
+    """
+    import torch
+
     training = [part for part in module.modules() if part.training]
     try:
         if training:
             module.eval()
-        yield
+        with torch.no_grad():
+            yield
     finally:
         for part in training:
             part.training = True

@@ -124,12 +124,10 @@ def own_results(module: Any, vocabulary: int, length: int) -> tuple[np.ndarray, 
     Raises:
         DataError: it does not run.
     """
-    import torch
-
     named = {value for key, value in config_json_of(module).items() if re.search(r"_token_(id|index)$", key)}
     ids = [i for i in range(vocabulary) if i not in named]
     tokens = np.random.default_rng(0).choice(ids, (2, min(_TOKENS, length))).astype(np.int64)
-    with torch.inference_mode(), evaluating(module):
+    with evaluating(module):
         return tokens, results_for(module, tokens)
 
 

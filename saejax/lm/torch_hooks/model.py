@@ -212,7 +212,7 @@ class TorchModel:
             return jnp.ones(len(W_U_DV)), W_U_DV
         sign_D = torch.ones_like(norms[-1].weight)
         sign_D[1::2] = -1
-        with torch.inference_mode():
+        with torch.no_grad():
             scale_D = sign_D * (norms[-1](sign_D) - norms[-1](-sign_D)) / 2
         return jnp.asarray(scale_D.float().cpu().numpy()), W_U_DV
 
@@ -278,7 +278,7 @@ class TorchModel:
         check_ids("positions", np.where(segments_RS >= 0, positions_RS, 0), self.config.context_length)
         count = tokens_RS.size
         out: dict[str, Any] = {}
-        with torch.inference_mode(), evaluating(self.module):
+        with evaluating(self.module):
             for chunk in self._chunks(tokens_RS, positions_RS, segments_RS):
                 at = torch.from_numpy(chunk.at.ravel()).to(self._device())
                 changes = {place: _edit(edit, place, at, tokens_RS.shape) for place, edit in edits.items()}

@@ -55,9 +55,7 @@ def from_module(
         ConfigError: no context length, or without a tokenizer no vocabulary.
         DataError: the module gives something else, has no float parameters, or mixes what is in one batch.
     """
-    import torch
-
-    with torch.inference_mode(), evaluating(module):
+    with evaluating(module):
         return _measured(module, tokenizer, identity, context_length, synonyms or {})
 
 
