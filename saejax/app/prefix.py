@@ -143,7 +143,14 @@ class PrefixTraining:
         for model, revision in ((e.lm.model, e.lm.revision), (e.prefix.second, e.prefix.second_revision)):
             if not model:
                 continue
-            lm = load_lm(model, revision, e.lm.dtype, e.lm.backend, e.lm.device, self.mesh)
+            lm = load_lm(
+                model,
+                revision=revision,
+                dtype=e.lm.dtype,
+                backend=e.lm.backend,
+                device=e.lm.device,
+                mesh=self.mesh,
+            )
             if not isinstance(lm, LanguageModel):
                 raise ConfigError(f"{model} runs in PyTorch, and a prefix is trained through models in JAX alone.")
             name = Path(model).name

@@ -115,7 +115,7 @@ def with_model(places: Sequence[str], model: str = "") -> tuple[list[TrainedCode
             {place: sae.origin.model for place, sae in zip(places, saes, strict=True)}, "--model=NAME"
         )
     c = model_config(places[0], saes[0], model)
-    lm = load_lm(c.model, c.revision, c.dtype, c.backend, c.device)
+    lm = load_lm(c.model, revision=c.revision, dtype=c.dtype, backend=c.backend, device=c.device)
     if not isinstance(lm, LanguageModel):
         raise ConfigError(
             f"{lm.identity['model']} is run by PyTorch; this needs a model that JAX runs (lm.backend=jax)."

@@ -78,10 +78,11 @@ class Workspace:
             # have fewer devices than the training had. Each joined process has the whole model for its own work.
             mesh = self.experiment.capture.mesh or self.experiment.parallel.mesh
             spread = mesh and mesh[1] > 1 and jax.process_count() == 1
-            how = (config.dtype, config.backend, config.device, lm_mesh(self.experiment) if spread else None)
-            lm: Model = load_lm(config.model, config.revision, *how)
+            how: dict[str, Any] = {"dtype": config.dtype, "backend": config.backend, "device": config.device}
+            how["mesh"] = lm_mesh(self.experiment) if spread else None
+            lm: Model = load_lm(config.model, revision=config.revision, **how)
             if config.second:
-                lm = ModelPair(lm, load_lm(config.second, config.second_revision, *how))
+                lm = ModelPair(lm, load_lm(config.second, revision=config.second_revision, **how))
             self.loaded[config] = lm
         model: Model = self.loaded[config]
         return model

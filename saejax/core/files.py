@@ -209,6 +209,15 @@ def replacing(folder: str | os.PathLike[str]) -> Iterator[Path]:
             shutil.rmtree(left, ignore_errors=True)
 
 
+def rename_first(begun: Path, folder: Path) -> None:
+    """Rename the folder `begun` to `folder`, unless that is there, as by another process that has made it meanwhile."""
+    try:
+        begun.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+
+
 def unwritable(path: str | os.PathLike, error: OSError) -> DataError:
     """The error to raise when writing `path` failed, with what to do about it."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):

@@ -16,8 +16,9 @@ import numpy as np
 
 # The layer list is the longest list of modules whose own name is one of these.
 LISTS = ("layers", "h", "layer", "blocks", "block")
-# Children of a layer. Attention's last product, or the norm after it where there is one.
+# Children of a layer (hook_...: TransformerLens's). Attention's last product, or the norm after it where there is one.
 _ATTN_OUT = (
+    "hook_attn_out.out",
     "post_attention_layernorm.out",
     "self_attn.o_proj.out",
     "self_attn.out_proj.out",
@@ -37,6 +38,7 @@ _ATTN_OUT = (
     "attention.out",
 )
 _RESID_MID = (
+    "hook_resid_mid.out",
     "pre_feedforward_layernorm.in",
     "post_attention_layernorm.in",
     "ln_2.in",
@@ -63,7 +65,14 @@ _DOWN = (
     "layer.1.DenseReluDense.wo",
 )
 # What the MLP adds, where it is not what the last product gives: a norm after it, or a mixture of experts.
-_MLP_OUT = ("post_feedforward_layernorm.out", *(f"{name}.out" for name in _DOWN), "mlp.out", "block_sparse_moe.out")
+_MLP_OUT = (
+    "hook_mlp_out.out",
+    "post_feedforward_layernorm.out",
+    *(f"{name}.out" for name in _DOWN),
+    "mlp.out",
+    "block_sparse_moe.out",
+)
+_HOOK_POST = "mlp.hook_post.out"  # of TransformerLens, whose last product is no module
 _MLP_IN = ("mlp.in", "block_sparse_moe.in", "ffn.in", "fc1.in", "intermediate.in", "layer.1.DenseReluDense.in")
 _MLP_ENDS = ("out", "final_layer_norm.in", "output.LayerNorm.in", "output_layer_norm.in")
 
@@ -108,6 +117,8 @@ def _of_layer(seen: Mapping[str, np.ndarray], tolerance: float) -> dict[str, str
         act = downs[0].removesuffix(".out") + ".in"
         if act in seen:
             names["mlp_act"] = act
+    elif _HOOK_POST in seen:
+        names["mlp_act"] = _HOOK_POST
     starts = [names[name] for name in ("resid_mid", "mlp_in") if name in names]
     if "mlp_out" not in names and (after := add_up(starts, mlp_outs, ends)):
         names["mlp_out"] = after[1]

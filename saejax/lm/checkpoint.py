@@ -23,11 +23,13 @@ from saejax.lm.conventions import DecoderConfig, Parameter, ParameterPath, leave
 from saejax.lm.families import Architecture, architecture
 from saejax.lm.gguf import GgufTensors
 from saejax.lm.layouts import Layout
+from saejax.lm.torch_hooks import ModuleTensors
 from saejax.lm.weight_files import FLOATS, LARGEST_CONFIG, TensorFiles, open_tensors
 from saejax.parallel import sharding_of
 
 # Constants that older files hold beside the parameters.
 _BUFFERS = re.compile(r"\.(attn|attention)\.(bias|masked_bias)$|(^|\.)rotary_emb\.inv_freq$")
+Tensors = TensorFiles | GgufTensors | ModuleTensors
 # The parameters of the head, which stands beside the model that the prefix names.
 _UNEMBEDDING = ("W_U", "b_U")
 
@@ -42,19 +44,35 @@ def read_config(folder: Path) -> tuple[dict[str, Any], DecoderConfig]:
         )
     try:
         config_json = json.loads(read_bounded(path, LARGEST_CONFIG))
-        config = architecture(config_json, str(path)).read_config(config_json)
+    except (ValueError, RecursionError) as error:
+        raise _unusable(str(path), error) from None
+    return config_json, config_of(config_json, str(path))
+
+
+def config_of(config_json: dict[str, Any], where: str) -> DecoderConfig:
+    """The decoder's shapes and conventions by a config.json of `where`.
+
+    Raises:
+        DataError: a variant that the decoder does not know, or no usable configuration.
+    """
+    try:
+        config = architecture(config_json, where).read_config(config_json)
         known = config.activation in decoder.ACTIVATIONS
     except DataError as error:
         raise DataError(_shortened(str(error))) from None
     except (ValueError, RecursionError, AttributeError, KeyError, TypeError, ArithmeticError) as error:
-        reason = _shortened(f"{type(error).__name__} {error}")
-        raise DataError(f"{path} is not a usable model configuration: {reason}.") from None
+        raise _unusable(where, error) from None
     if not known:
         raise DataError(
-            f"{path}: activation {_shortened(repr(config.activation), 100)} is not known; the decoder has "
+            f"{where}: activation {_shortened(repr(config.activation), 100)} is not known; the decoder has "
             f"{', '.join(decoder.ACTIVATIONS)}. Choose another checkpoint, or study this model through PyTorch hooks."
         )
-    return config_json, config
+    return config
+
+
+def _unusable(where: str, error: Exception) -> DataError:
+    reason = _shortened(f"{type(error).__name__} {error}")
+    return DataError(f"{where} is not a usable model configuration: {reason}.")
 
 
 def _shortened(text: str, length: int = 800) -> str:
@@ -78,10 +96,15 @@ def read_params(
         DataError: no safetensors, a tensor that is missing or left over, or one whose shape is not what config.json
             says, or whose numbers are not floats.
     """
-    folder = Path(folder)
     config_json, config = read_config(folder)
-    files = open_tensors(folder, config_json)
-    config, places = _places(folder, files, architecture(config_json, str(folder)), config)
+    return params_of(open_tensors(Path(folder), config_json), config_json, config, str(folder), dtype, mesh)
+
+
+def params_of(
+    files: Tensors, config_json: dict[str, Any], config: DecoderConfig, where: str, dtype: Any, mesh: Mesh | None
+) -> tuple[DecoderConfig, dict[str, Any]]:
+    """`read_params` of opened tensors, whose config.json and what follows from it are `config_json` and `config`."""
+    config, places = _places(where, files, architecture(config_json, where), config)
     tensor = functools.lru_cache(maxsize=2)(files.read)  # queries, keys and values may be parts of one weight and bias
 
     def leaf(path: ParameterPath, parameter: Parameter) -> jax.Array:
@@ -108,12 +131,12 @@ def stored(folder: Path) -> tuple[DecoderConfig, tuple[str, ...]]:
         files = open_tensors(folder, config_json)
     except DataError:
         return config, ()
-    config, places = _places(folder, files, architecture(config_json, str(folder)), config)
+    config, places = _places(str(folder), files, architecture(config_json, str(folder)), config)
     return config, tuple(sorted({files.header(name)[1] for names, _ in places.values() for name in names}))
 
 
 def _places(
-    folder: Path, files: TensorFiles | GgufTensors, arch: Architecture, config: DecoderConfig
+    where: str, files: Tensors, arch: Architecture, config: DecoderConfig
 ) -> tuple[DecoderConfig, dict[ParameterPath, tuple[list[str], Layout]]]:
     """(config, {path: (tensors, layout)} of all parameters), every header compared with what it implies.
 
@@ -145,8 +168,8 @@ def _places(
             name = find(key, part) or (find("W_U") if config.tied_embeddings and key == "W_E" else None)
             if name is None:
                 there = ", ".join(sorted(files.names)[:5])
-                raise DataError(f"{folder}: tensor {part!r} is missing; there are {there}, ...")
-            _check_header(folder, files, name, ".".join(map(str, path)), wanted)
+                raise DataError(f"{where}: tensor {part!r} is missing; there are {there}, ...")
+            _check_header(where, files, name, ".".join(map(str, path)), wanted)
             names.append(name)
         places[path] = names, layout
         used.update(names)
@@ -154,24 +177,22 @@ def _places(
     for name in sorted(files.names - used):
         if not _BUFFERS.search(name) and not name.startswith(arch.beside):
             raise DataError(
-                f"{folder}: config.json gives the tensor {_shortened(repr(name), 200)} no place, so this is a variant "
+                f"{where}: config.json gives the tensor {_shortened(repr(name), 200)} no place, so this is a variant "
                 "that the JAX decoder does not have. Check config.json, or study this model through PyTorch hooks."
             )
     return config, places
 
 
-def _check_header(
-    folder: Path, files: TensorFiles | GgufTensors, name: str, parameter: str, wanted: tuple[int, ...]
-) -> None:
+def _check_header(where: str, files: Tensors, name: str, parameter: str, wanted: tuple[int, ...]) -> None:
     shape, dtype = files.header(name)
     if shape != wanted:
         raise DataError(
-            f"{folder}: tensor {name!r} does not have the shape that config.json gives it: {parameter} is {shape}, "
+            f"{where}: tensor {name!r} does not have the shape that config.json gives it: {parameter} is {shape}, "
             f"config.json says {wanted}."
         )
     if not files.holds_floats(name):
         raise DataError(
-            f"{folder}: tensor {name!r} holds {dtype}; the JAX decoder reads {', '.join(FLOATS)}. Give the checkpoint "
+            f"{where}: tensor {name!r} holds {dtype}; the JAX decoder reads {', '.join(FLOATS)}. Give the checkpoint "
             "before it was quantised."
         )
 

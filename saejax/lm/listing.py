@@ -59,7 +59,7 @@ def list_hook_points(
     LMConfig(model, revision, dtype, backend=backend, device=device)
     folder = config_folder(model, revision)
     if runs_in_torch(folder, backend):
-        lm = cast(TorchModel, load_lm(model, revision, dtype, "torch", device))
+        lm = cast(TorchModel, load_lm(model, revision=revision, dtype=dtype, backend="torch", device=device))
         theirs = {ours: name for name, ours in lm.synonyms.items()}
 
         def point(name: str, width: int) -> HookPoint:

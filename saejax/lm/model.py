@@ -1,6 +1,7 @@
 """`LanguageModel`: a loaded model with its tokenizer and the names of its hook points."""
 
 import dataclasses
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,12 +24,25 @@ from saejax.lm.fetching import fetch_config, fetch_model, fetch_tokenizer
 from saejax.lm.forward import Forward, compiled_forward
 from saejax.lm.gguf import GGUF, as_folder
 from saejax.lm.points import ADDED, ADDED_THROUGH, TRANSFORMER_LENS
-from saejax.lm.torch_hooks import TorchModel, load_torch
+from saejax.lm.torch_hooks import ModuleTensors, TorchModel, difference, from_module, held_module, load_torch, with_cls
+from saejax.lm.torch_hooks.memory import (
+    ROUNDING,
+    check_place,
+    check_tensors,
+    config_json_of,
+    digest_of,
+    own_results,
+    rounding_of,
+    why_not_decoded,
+)
 from saejax.lm.weight_files import LARGEST_CONFIG, weights_sha256
-from saejax.text import Tokenizer
+from saejax.text import IdsAlone, Tokenizer, tokenizer_in_memory
 
 # Models that lie beside this file.
 EMBEDDED = ("demo", "recall")
+
+# What the name of a model ends with that no file holds.
+IN_MEMORY = " in memory"
 
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
@@ -77,14 +91,19 @@ class LanguageModel:
 
     Attributes:
         identity: JSON naming model, revision and hashes of weights and tokenizer; part of a store's identity.
+        family: `model_type` of config.json; empty where it is not known.
     """
 
     config: DecoderConfig
     params: Any
     tokenizer: Tokenizer
     identity: dict[str, Any]
+    family: str = ""
 
     pure = True
+
+    def __repr__(self) -> str:
+        return self.config.in_one_line(self, self.family, "jax", self.identity.get("dtype", "float32"))
 
     @property
     def longest_mixed(self) -> int:
@@ -187,32 +206,101 @@ class LanguageModel:
 
 
 def load_lm(
-    model: str = "demo",
+    model: Any = "demo",
+    tokenizer: Any = None,
+    *,
     revision: str = "",
-    dtype: str = "float32",
+    dtype: str = "",
     backend: str = "auto",
     device: str = "",
     mesh: Mesh | None = None,
+    context_length: int = 0,
 ) -> LanguageModel | TorchModel:
-    """The language model that `model` names: `demo`, a folder, a GGUF file, or a hub id `owner/name`; see `LMConfig`.
+    """The language model that `model` names or is.
 
     With a mesh, heads, d_mlp and the vocabulary of a JAX model are spread over its axis "latent" while they are read.
 
+    Args:
+        model: `demo`, a folder, a GGUF file or a hub id `owner/name` (see `LMConfig`); or a module of PyTorch in
+            memory, whose forward takes token ids [B, T] and gives one vector a token. Of a family that the JAX decoder
+            knows it is read into the decoder, and its logits are compared; any other runs as it is, watched by hooks.
+        tokenizer: of a module: a fast tokenizer of transformers, one of the package tokenizers, or what names a model
+            with one. None: the `tokenizer` that the module or its wrapper has; without one it takes ids alone.
+        revision, device, backend: as in `LMConfig`.
+        dtype: as in `LMConfig`, float32 if empty; PyTorch runs a module in memory in its own, on its own device.
+        context_length: tokens that a module reads which has no config that says it.
+
     Raises:
-        ConfigError: a model in memory, a `dtype` or `backend` that is not offered, or torch where it is not installed.
-        DataError: it cannot be found or read; the message says what to do.
+        ConfigError: arguments that do not go together, a `dtype` or `backend` that is not offered, or torch where it is
+            not installed.
+        DataError: it cannot be found, read or run; the message says what to do.
     """
-    model = _checked_name(model, "load_lm")
-    wanted = LMConfig(model, revision, dtype, backend=backend, device=device)
-    folder = _resolve(model, revision, fetch_model)
+    module = held_module(model)
+    wanted = LMConfig("" if module is not None else _checked_name(model, "load_lm"), revision, dtype or "float32")
+    wanted = dataclasses.replace(wanted, backend=backend, device=device)
+    if module is not None:
+        return _load_module(model, module, tokenizer, wanted, dtype, mesh, typed(int, context_length, "context_length"))
+    if tokenizer is not None or context_length:
+        raise ConfigError(
+            f"tokenizer and context_length belong to a module in memory, and {wanted.model!r} brings its own. Leave "
+            "them out; a version of a hub id is revision=."
+        )
+    folder = _resolve(wanted.model, revision, fetch_model)
     if runs_in_torch(folder, backend):
         if (folder / GGUF).is_file():
             raise ConfigError(f"lm.backend=torch does not read GGUF ({model}). Set lm.backend=jax.")
-        tokenizer = Tokenizer.from_folder(folder)
-        return load_torch(folder, tokenizer, _identity(wanted, folder, tokenizer), dtype, device, TRANSFORMER_LENS)
+        read = Tokenizer.from_folder(folder)
+        return load_torch(folder, read, _identity(wanted, folder, read), wanted.dtype, device, TRANSFORMER_LENS)
     config, params = checkpoint.read_params(folder, _DTYPES[wanted.dtype], mesh)
-    tokenizer = Tokenizer.from_folder(folder).for_rows(config.vocab_size)
-    return LanguageModel(config, params, tokenizer, _identity(wanted, folder, tokenizer))
+    read, family = Tokenizer.from_folder(folder).for_rows(config.vocab_size), checkpoint.read_config(folder)[0]
+    return LanguageModel(config, params, read, _identity(wanted, folder, read), family["model_type"])
+
+
+def _load_module(
+    model: Any, module: Any, tokenizer: Any, wanted: LMConfig, dtype: str, mesh: Mesh | None, context_length: int
+) -> LanguageModel | TorchModel:
+    """`load_lm` of the module that `model` is or holds."""
+    if wanted.revision:
+        raise ConfigError("revision names a version of a hub id, and the model is in memory. Leave it out.")
+    check_tensors(module)
+    config_json, name = config_json_of(module), f"{type(module).__name__}{IN_MEMORY}"
+    if tokenizer is None:
+        tokenizer = getattr(model, "tokenizer", None)
+    if isinstance(tokenizer, str | os.PathLike):
+        tokenizer = load_tokenizer(os.fspath(tokenizer))
+    elif tokenizer is not None and not isinstance(tokenizer, Tokenizer):
+        tokenizer = tokenizer_in_memory(tokenizer, config_json)
+    identity = {
+        "model": name,
+        "revision": "",
+        "dtype": wanted.dtype,
+        "weights_sha256": digest_of(module, config_json),
+        "tokenizer_sha256": tokenizer.sha256 if tokenizer else "",
+    }
+    why = why_not_decoded(module, config_json, families.ARCHITECTURES)
+    if wanted.backend == "torch" or (wanted.backend == "auto" and why):
+        identity["dtype"] = check_place(module, dtype, wanted.device)
+        if config_json.get("is_encoder_decoder"):
+            module = module.get_encoder()
+        return with_cls(from_module(module, tokenizer, identity, context_length, TRANSFORMER_LENS))
+    if why:
+        raise ConfigError(f"The JAX decoder does not read this module: {why}. Or set backend='torch', which runs it.")
+    if context_length:
+        raise ConfigError(f"context_length is that of the module's own config for {name}. Leave it out.")
+    config = checkpoint.config_of(config_json, name)
+    read = ModuleTensors(module), config_json, config, name, _DTYPES[wanted.dtype], mesh
+    config, params = checkpoint.params_of(*read)
+    tokenizer = tokenizer.for_rows(config.vocab_size) if tokenizer else IdsAlone.of(config.vocab_size)
+    lm = LanguageModel(config, params, tokenizer, identity, config_json["model_type"])
+    tokens, theirs = own_results(module, config.vocab_size, config.context_length)
+    ours = np.asarray(lm.run(tokens)[0], np.float32)
+    off = difference(ours, theirs) if ours.shape == theirs.shape else np.inf
+    if off > (rounding := max(ROUNDING[wanted.dtype], rounding_of(module))):
+        raise DataError(
+            f"The JAX decoder gives other logits than {name} (by {off:.1g} of their norm; {rounding:.0e} is rounding), "
+            "so its forward is another than its class says. Set backend='torch', which runs it as it is."
+        )
+    return lm
 
 
 def runs_in_torch(folder: Path, backend: str) -> bool:
@@ -250,7 +338,7 @@ def load_tokenizer(model: str, revision: str = "") -> Tokenizer:
 
 def _checked_name(model: Any, door: str) -> str:
     """The text of a model's place or id. Raises ConfigError for anything else, as a model in memory."""
-    saved = " Save the model and its tokenizer into one folder by save_pretrained(FOLDER), and give that."
+    saved = " saejax.load_lm takes a module of PyTorch; save any other by save_pretrained(FOLDER), and give that."
     remedy = saved if hasattr(model, "forward") else ""
     return as_place(model, door, "demo, the folder of a model, a GGUF file or a hub id owner/name", remedy)
 
@@ -265,6 +353,10 @@ def _resolve(model: str, revision: str, fetch: Callable[[str, str], Path]) -> Pa
         return as_folder(Path(model))
     if re.fullmatch(r"[\w.-]+/[\w.-]+", model) and not model.startswith("."):
         return fetch(model, revision)
+    if model.endswith(IN_MEMORY):
+        raise DataError(
+            f"{model!r} is in the memory of another program. Save it by save_pretrained(FOLDER), and name that."
+        )
     there = f" At this path {what_is(model)}." if Path(model).exists() else ""
     raise DataError(
         f"No model {model!r}: it is not a folder, no .gguf file, not 'demo' or 'recall', and not a hub id of the "

@@ -8,6 +8,7 @@ key-value cache       2 S K D a block: K heads of keys and values, D numbers eac
 import abc
 import dataclasses
 import re
+from typing import Any
 
 _IN_BLOCK = re.compile(r"blocks\.(\d+)\.(\w+)")
 
@@ -46,6 +47,12 @@ class ModelShape(abc.ABC):
     @abc.abstractmethod
     def hook_point(self, name: str) -> str:
         """The canonical name of a hook point. Raises ConfigError where there is none."""
+
+    def in_one_line(self, lm: Any, family: str, backend: str, dtype: str) -> str:
+        """Name, family, sizes and backend of the model `lm` of this shape, for its repr."""
+        sizes = f"{self.n_layer} layers, width {self.d_model:,}, vocabulary {self.vocab_size:,}"
+        name = lm.identity.get("model", "")
+        return f"{type(lm).__name__}({name or 'no name'}: {family}, {sizes}, {backend}, {dtype})"
 
     @property
     def kv_heads(self) -> int:

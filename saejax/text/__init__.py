@@ -3,6 +3,7 @@
 from saejax.text.chat import ChatTemplate
 from saejax.text.config import SourceConfig, TextConfig
 from saejax.text.documents import SPLITS, Document, Source
+from saejax.text.in_memory import IdsAlone, tokenizer_in_memory
 from saejax.text.mixture import parts_of
 from saejax.text.packing import PackedRows, Packer, begins_with_bos
 from saejax.text.sources import open_source
@@ -12,6 +13,7 @@ __all__ = [
     "SPLITS",
     "ChatTemplate",
     "Document",
+    "IdsAlone",
     "PackedRows",
     "Packer",
     "Source",
@@ -21,4 +23,5 @@ __all__ = [
     "begins_with_bos",
     "open_source",
     "parts_of",
+    "tokenizer_in_memory",
 ]

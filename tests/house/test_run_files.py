@@ -14,7 +14,10 @@ OWNER = "saejax/runs/folder.py"
 BESIDE = (".md", ".png", ".html")
 # The same name of something else: the configuration of a language model or of another project's dictionary.
 HOMONYMS = {
-    "config.json": ("saejax/lm/", "saejax/interop/", "saejax/text/tokenizer.py", "saejax/core/places.py"),
+    "config.json": (
+        *("saejax/lm/", "saejax/interop/", "saejax/core/places.py"),
+        *("saejax/text/tokenizer.py", "saejax/text/in_memory.py"),
+    ),
 }
 
 

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from saejax.core.errors import DataError
-from saejax.core.files import writing
+from saejax.core.files import rename_first, writing
 from saejax.core.places import user_cache
 from saejax.lm.gguf.configuration import config_json
 from saejax.lm.gguf.header import read_header
@@ -45,10 +45,7 @@ def as_folder(path: Path) -> Path:
             (begun / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
             (begun / "tokenizer_config.json").write_text(json.dumps(beside, indent=2) + "\n")
             (begun / GGUF).symlink_to(path)
-            begun.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # else another process has made it meanwhile
-                raise
+            rename_first(begun, folder)
         finally:
             shutil.rmtree(begun, ignore_errors=True)
     return folder

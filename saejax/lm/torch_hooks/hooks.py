@@ -12,7 +12,7 @@ from saejax.core.errors import DataError
 from saejax.lm.rows import Chunk
 
 # What a model raises that does not take a mask or positions.
-REFUSALS = (RuntimeError, ValueError, IndexError, TypeError, AttributeError)
+REFUSALS = (RuntimeError, ValueError, IndexError, TypeError, AttributeError, AssertionError)
 
 
 class _Stop(Exception):
@@ -42,6 +42,13 @@ def run_chunk(
         result = _first_tensor(forward(module, chunk))
         if missing - {""}:
             raise DataError(f"The forward pass did not reach {', '.join(sorted(missing - {''}))}.")
+        rows, length = chunk.tokens.shape
+        if result is None or tuple(result.shape[:-1]) not in ((rows, length), (rows * length,)):
+            shape = "no numbers" if result is None else str(list(result.shape))
+            raise DataError(
+                f"{type(module).__name__} gives {shape} for token ids [{rows}, {length}]; its forward must give one "
+                "vector for each token."
+            )
         seen[""] = result.reshape(*chunk.tokens.shape, -1)
     return seen
 
@@ -49,6 +56,23 @@ def run_chunk(
 def result_of(module: Any, chunk: Chunk) -> np.ndarray:
     """The module's own result for each token, float32 [B, T, d]."""
     return run_chunk(module, chunk, [""])[""].float().cpu().numpy()
+
+
+def results_for(module: Any, tokens_BT: np.ndarray) -> np.ndarray:
+    """The module's own result for ids alone, float32 [B, T, d].
+
+    Raises:
+        DataError: it does not run on them.
+    """
+    try:
+        return result_of(module, Chunk(tokens_BT, np.arange(tokens_BT.size).reshape(tokens_BT.shape)))
+    except REFUSALS as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".rstrip(" .:")
+        shape = list(tokens_BT.shape)
+        raise DataError(
+            f"{type(module).__name__} does not run on token ids {shape} ({reason}). Give a module whose forward takes "
+            "them alone."
+        ) from None
 
 
 @contextlib.contextmanager
@@ -82,6 +106,25 @@ def watching(module: Any, visits: Mapping[str, Callable[[Any], Any]]) -> Iterato
         yield
 
 
+@contextlib.contextmanager
+def evaluating(module: Any) -> Iterator[None]:
+    """The module in eval mode, without dropout or gradients; afterwards each part is in the mode in which it was.
+
+    What it keeps of a pass, as a mask, can still be trained with. (Of inference_mode it could not.)
+    """
+    import torch
+
+    training = [part for part in module.modules() if part.training]
+    try:
+        if training:
+            module.eval()
+        with torch.no_grad():
+            yield
+    finally:
+        for part in training:
+            part.training = True
+
+
 def _is_values(value: Any) -> bool:
     return hasattr(value, "is_floating_point") and value.is_floating_point()
 
@@ -97,7 +140,14 @@ def _first_tensor(output: Any) -> Any:
 def forward(module: Any, chunk: Chunk) -> Any:
     """One forward pass, which depends on nothing but the chunk."""
     _forget_lengths(module)
-    return module(**_inputs_of(module, chunk))
+    inputs = _inputs_of(module, chunk)
+    # transformers calls them input_ids; elsewhere they are the first argument, whatever its name.
+    ids = [] if "input_ids" in _arguments(module) else [inputs.pop("input_ids")]
+    return module(*ids, **inputs)
+
+
+def _arguments(module: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(module.forward).parameters)
 
 
 def _forget_lengths(module: Any) -> None:
@@ -116,7 +166,7 @@ def _inputs_of(module: Any, chunk: Chunk) -> dict[str, Any]:
     import torch
 
     weight = next(module.parameters())
-    takes = frozenset(inspect.signature(module.forward).parameters)
+    takes = _arguments(module)
     inputs: dict[str, Any] = {"input_ids": torch.from_numpy(chunk.tokens).to(weight.device)}
     if chunk.mask is not None and "attention_mask" in takes:
         mask = torch.from_numpy(chunk.mask).to(weight.device)

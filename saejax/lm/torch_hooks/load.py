@@ -15,7 +15,7 @@ from saejax.lm.torch_hooks.hooks import watching
 from saejax.lm.torch_hooks.model import TorchModel, TorchShape
 from saejax.lm.torch_hooks.probe import HEADS, KV_HEADS, config_number, from_module, text_config
 from saejax.lm.weight_files import LARGEST_CONFIG, TensorFiles
-from saejax.text import Tokenizer
+from saejax.text import IdsAlone, Tokenizer
 
 # What config.json files call their numbers of layers: n_layer, num_hidden_layers, encoder_layers.
 _LAYERS = re.compile(r"layers$|^n(um)?_layer$")
@@ -68,9 +68,15 @@ def load_torch(
         module = module.get_encoder()
     module = module.to(where)
     tokenizer = tokenizer.for_rows(module.get_input_embeddings().weight.shape[0])
-    lm = from_module(module, tokenizer, identity, synonyms=synonyms)
-    cls = tokenizer.backend.token_to_id("[CLS]")
-    if lm.causal or tokenizer.bos_id is not None or cls is None:
+    return with_cls(from_module(module, tokenizer, identity, synonyms=synonyms))
+
+
+def with_cls(lm: TorchModel) -> TorchModel:
+    """The model with [CLS] for bos, where it is an encoder whose tokenizer has that token and no bos."""
+    tokenizer = lm.tokenizer
+    if lm.causal or tokenizer.bos_id is not None or isinstance(tokenizer, IdsAlone):
+        return lm
+    if (cls := tokenizer.backend.token_to_id("[CLS]")) is None:
         return lm
     return dataclasses.replace(lm, tokenizer=dataclasses.replace(tokenizer, bos_id=cls, bos_unknown=False))
 

@@ -18,7 +18,7 @@ from saejax.lm.forward import Edit, Forward
 from saejax.lm.points import ADDED
 from saejax.lm.rows import WAYS, Chunk, check_ids, is_longer
 from saejax.lm.shape import ModelShape
-from saejax.lm.torch_hooks.hooks import run_chunk
+from saejax.lm.torch_hooks.hooks import evaluating, run_chunk
 from saejax.text import PackedRows, Tokenizer
 
 _CPU_ROWS = 32
@@ -50,12 +50,14 @@ class TorchModel:
     """A PyTorch model with its tokenizer and hook points; made by `from_module` or `load_torch`.
 
     Attributes:
-        module: in eval mode, on its device.
+        module: on its device; it runs in eval mode, and is left in the mode in which it was.
         identity: as a `LanguageModel`'s, with backend torch; part of a store's identity.
         widths: {place: width}, in the order in which the model passes them.
         aliases: {blocks.{i}.<name>: place}.
         synonyms: {name in TransformerLens: <name>}.
         causal: a token's values do not depend on later tokens.
+        predicts: what it gives has the vocabulary's width.
+        versions: of its parameters, as they were when it was measured.
         way, long_way: of keeping documents apart, of `saejax.lm.rows.WAYS`: in rows of up to `window` tokens, and in
             longer ones, where a 4-D mask would undo the model's own window of attention, or was not tried.
         window: tokens.
@@ -71,6 +73,8 @@ class TorchModel:
     aliases: dict[str, str]
     synonyms: Mapping[str, str]
     causal: bool
+    predicts: bool
+    versions: tuple[tuple[int, int], ...]
     way: str
     long_way: str
     window: int
@@ -110,7 +114,23 @@ class TorchModel:
         name = self.hook_point(name)
         return self.aliases.get(name, name)
 
+    def __repr__(self) -> str:
+        weight, family = next(self.module.parameters()), type(self.module).__name__
+        dtype = str(weight.dtype).removeprefix("torch.")
+        return self.config.in_one_line(self, family, f"torch on {weight.device}", dtype)
+
     # ------------------------------------------------------------------------------------------------------ running
+
+    def run(
+        self,
+        tokens_BS: Any,
+        positions_BS: Any = None,
+        segments_BS: Any = None,
+        capture: Sequence[str] = (),
+        edits: Mapping[str, Edit] | None = None,
+    ) -> tuple[Any, dict[str, Any]]:
+        """tokens [B, S] -> (logits [B, S, V], {hook point: activation [B, S, d]}); see `apply`."""
+        return self.apply({}, tokens_BS, positions_BS, segments_BS, capture, edits)
 
     def apply(
         self,
@@ -150,10 +170,15 @@ class TorchModel:
 
         At resid_mid it would reach the norm that reads it, but not the residual stream.
         """
-        return self._head() is not None and not any(self.hook_point(name).endswith(".resid_mid") for name in names)
+        predicts = self.causal and (self.predicts or self._head() is not None)
+        return predicts and not any(self.hook_point(name).endswith(".resid_mid") for name in names)
 
     def _head(self) -> Any:
         head = getattr(self.module, "get_output_embeddings", lambda: None)() or getattr(self.module, "lm_head", None)
+        if head is None and self.predicts:  # what gave the last values as wide as the vocabulary
+            size = self.config.vocab_size
+            ends = [at for at, width in self.widths.items() if at.endswith(".out") and width == size]
+            head = self.module.get_submodule(ends[-1].removesuffix(".out")) if ends else None
         return head if self.causal else None
 
     def into_residual(self, hook_point: str, rows_FD: np.ndarray) -> np.ndarray | None:
@@ -172,7 +197,7 @@ class TorchModel:
         import torch
 
         head = self._head()
-        if head is None or getattr(head, "weight", None) is None:
+        if getattr(head, "weight", None) is None:
             return None
         W_U_DV = jnp.asarray(head.weight.detach().float().cpu().numpy().T)
         norms = [
@@ -187,7 +212,7 @@ class TorchModel:
             return jnp.ones(len(W_U_DV)), W_U_DV
         sign_D = torch.ones_like(norms[-1].weight)
         sign_D[1::2] = -1
-        with torch.inference_mode():
+        with torch.no_grad():
             scale_D = sign_D * (norms[-1](sign_D) - norms[-1](-sign_D)) / 2
         return jnp.asarray(scale_D.float().cpu().numpy()), W_U_DV
 
@@ -244,11 +269,16 @@ class TorchModel:
         """{place: tensor [R S, d]} of packed rows, zeros at padding; the place "" is the model's own result."""
         import torch
 
+        if self.versions != versions(self.module):
+            raise DataError(
+                f"The weights of {self.identity.get('model', type(self.module).__name__)} have changed since load_lm, "
+                "and its identity names the old ones. Load it again: lm = load_lm(module, tokenizer)."
+            )
         check_ids("tokens", tokens_RS, self.config.vocab_size)
         check_ids("positions", np.where(segments_RS >= 0, positions_RS, 0), self.config.context_length)
         count = tokens_RS.size
         out: dict[str, Any] = {}
-        with torch.inference_mode():
+        with evaluating(self.module):
             for chunk in self._chunks(tokens_RS, positions_RS, segments_RS):
                 at = torch.from_numpy(chunk.at.ravel()).to(self._device())
                 changes = {place: _edit(edit, place, at, tokens_RS.shape) for place, edit in edits.items()}
@@ -272,9 +302,14 @@ class TorchModel:
         return next(self.module.parameters()).device
 
 
+def versions(module: Any) -> tuple[tuple[int, int], ...]:
+    """(which, how often PyTorch has written into it) of each parameter."""
+    return tuple((id(p), 0 if p.is_inference() else p._version) for p in module.parameters())
+
+
 def _full(tokens: Any, positions: Any = None, segments: Any = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Packed rows as numpy arrays; by default one document a row."""
-    tokens_RS = np.asarray(tokens)
+    tokens_RS = np.asarray(as_array(tokens, "tokens"))
     positions_RS = np.arange(tokens_RS.shape[1])[None].repeat(len(tokens_RS), 0) if positions is None else positions
     segments_RS = np.zeros_like(tokens_RS) if segments is None else segments
     return tokens_RS, np.asarray(positions_RS), np.asarray(segments_RS)

@@ -9,22 +9,26 @@ import numpy as np
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm.aliases import LISTS, find_aliases
 from saejax.lm.rows import WAYS, Chunk
-from saejax.lm.torch_hooks.hooks import REFUSALS, forward, result_of, watching
-from saejax.lm.torch_hooks.model import TorchModel, TorchShape
-from saejax.text import Tokenizer
+from saejax.lm.torch_hooks.hooks import REFUSALS, evaluating, forward, result_of, results_for, watching
+from saejax.lm.torch_hooks.model import TorchModel, TorchShape, versions
+from saejax.text import IdsAlone, Tokenizer
 
 # Attention that looks no further than this many tokens, whatever a 4-D mask says.
 _WINDOWS = ("sliding_window", "local_attention", "window_size", "attention_window", "attention_chunk_size")
 # As config.json files call numbers of heads.
 HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
 KV_HEADS = ("num_key_value_heads", "num_kv_heads")
+_CONTEXT = (
+    *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length"),
+    *("n_ctx", "block_size"),
+)
 # Tokens of a document, of a check of all that shows in short ones, and of a check of attention windows, at most.
 _SHORT, _LONG = 7, 256
 # Rounding between two ways of batching may change a token's values by this much, relative to their norm: at most and
 # at least.
-_MOST = {"float32": 1e-3, "bfloat16": 3e-2}
-_LEAST = {"float32": 2e-6, "bfloat16": 8e-3}
-_ROUNDING = {"float32": 1e-5, "bfloat16": 8e-3}
+_MOST = {"float64": 1e-3, "float32": 1e-3, "float16": 1e-2, "bfloat16": 3e-2}
+_LEAST = {"float64": 2e-6, "float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3}
+_ROUNDING = {"float64": 1e-5, "float32": 1e-5, "float16": 1e-3, "bfloat16": 8e-3}
 # Kinds of rotary positions, as transformers calls them: those that follow no length, and those that do.
 _FIXED = ("default", "linear", "llama3", "proportional", "yarn")
 _FOLLOWING = ("dynamic", "longrope", "su")
@@ -34,53 +38,68 @@ _UNBOUNDED = 2**20
 
 def from_module(
     module: Any,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | None,
     identity: dict[str, Any],
     context_length: int = 0,
     synonyms: Mapping[str, str] | None = None,
 ) -> TorchModel:
-    """Any torch module whose forward takes `input_ids` [B, T] and gives one vector a token, as a `TorchModel`.
+    """Any torch module whose forward takes token ids [B, T] and gives one vector a token, as a `TorchModel`.
+
+    It runs in eval mode, and is left in the mode in which it was.
 
     Args:
+        tokenizer: None: the model takes ids alone.
         context_length: 0: from the module's `config`.
 
     Raises:
-        ConfigError: no context length.
-        DataError: the module gives something else, or mixes what is in one batch.
+        ConfigError: no context length, or without a tokenizer no vocabulary.
+        DataError: the module gives something else, has no float parameters, or mixes what is in one batch.
     """
-    import torch
+    with evaluating(module):
+        return _measured(module, tokenizer, identity, context_length, synonyms or {})
 
-    module = module.eval()
+
+def _measured(
+    module: Any,
+    tokenizer: Tokenizer | None,
+    identity: dict[str, Any],
+    context_length: int,
+    synonyms: Mapping[str, str],
+) -> TorchModel:
     config = text_config(module)
     pad = getattr(config, "pad_token_id", None)
     length = context_length or _context_length(module, config)
-    embeddings = getattr(module, "get_input_embeddings", lambda: None)()
-    if embeddings is not None and tokenizer.rows is None:
-        tokenizer = tokenizer.for_rows(embeddings.weight.shape[0])
+    vocabulary = _vocabulary(module, config)
+    if tokenizer is None:
+        tokenizer = IdsAlone.of(vocabulary or _rows_of_first_table(module))
+    elif vocabulary and tokenizer.rows is None:
+        tokenizer = tokenizer.for_rows(vocabulary)
+    vocabulary = vocabulary or tokenizer.largest_id + 1
     usable = [i for i in tokenizer.usable_ids if i < tokenizer.vocab_size and i != pad]
     dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
+    if dtype not in _MOST:
+        raise DataError(f"{type(module).__name__} has parameters of {dtype}; hooks need one of {', '.join(_MOST)}.")
     windows = [getattr(config, name, None) for name in _WINDOWS]
     window = min([w for w in windows if isinstance(w, int) and w > 0], default=length)
-    with torch.inference_mode():
-        mixed = _longest_mixed(module, config, _drawn(usable, min(_SHORT, length))[0], length, dtype)
-        # Longer than the window if that is not too long, so that a window of another name shows too.
-        longest = min(window + _SHORT + 1, mixed or length, _LONG)
-        drawn = _drawn(usable, max(longest, min(_SHORT, length)))
-        probe = drawn[:, : min(_SHORT, length)]
-        causal = _is_causal(module, probe, usable)
-        layers, widths, seen = _measure(module, Chunk(probe, _numbered(probe)), _layer_lists(module))
-        aliases = find_aliases(layers, seen, _ROUNDING[dtype])
-        way, long_way = (
-            _choose_way(module, drawn[:, :size], causal, dtype, ways)
-            for size, ways in ((min(window, longest), list(WAYS)), (longest, ["padded", "equal"]))
-        )
-    vocabulary = tokenizer.largest_id + 1 if embeddings is None else embeddings.weight.shape[0]
+    predicts = results_for(module, _drawn(usable, min(_SHORT, length))).shape[-1] == vocabulary
+    mixed = _longest_mixed(module, config, _drawn(usable, min(_SHORT, length))[0], length, dtype)
+    # Longer than the window if that is not too long, so that a window of another name shows too.
+    longest = min(window + _SHORT + 1, mixed or length, _LONG)
+    drawn = _drawn(usable, max(longest, min(_SHORT, length)))
+    probe = drawn[:, : min(_SHORT, length)]
+    causal = _is_causal(module, probe, usable)
+    layers, widths, seen = _measure(module, Chunk(probe, _numbered(probe)), _layer_lists(module))
+    aliases = find_aliases(layers, seen, _ROUNDING[dtype])
+    way, long_way = (
+        _choose_way(module, drawn[:, :size], causal, dtype, ways)
+        for size, ways in ((min(window, longest), list(WAYS)), (longest, ["padded", "equal"]))
+    )
     block = sum(p.numel() for layer in layers for p in module.get_submodule(layer).parameters()) // max(1, len(layers))
     shape = TorchShape(
         n_layer=len(layers),
         d_model=next((widths[place] for place in aliases.values()), next(iter(widths.values()), 0)),
         n_head=config_number(config, HEADS),
-        d_head=config_number(config, ("head_dim", "d_kv")),
+        d_head=config_number(config, ("head_dim", "d_kv", "d_head")),
         d_mlp=widths.get(aliases.get("blocks.0.mlp_act", ""), 0),
         vocab_size=vocabulary,
         context_length=length,
@@ -96,12 +115,33 @@ def from_module(
         config=shape,
         widths=widths,
         aliases=aliases,
-        synonyms=synonyms or {},
+        synonyms=synonyms,
         causal=causal,
+        predicts=predicts,
         way=way,
         long_way=long_way,
         window=min(window, longest),
         longest_mixed=mixed,
+        versions=versions(module),
+    )
+
+
+def _vocabulary(module: Any, config: Any) -> int:
+    """The number of ids that the module has embeddings of; 0 where neither it nor its configuration says it."""
+    embeddings = getattr(module, "get_input_embeddings", lambda: None)()
+    return config_number(config, ("vocab_size", "d_vocab")) if embeddings is None else int(embeddings.weight.shape[0])
+
+
+def _rows_of_first_table(module: Any) -> int:
+    """Rows of the first table of embeddings that is not called one of positions. Raises ConfigError: there is none."""
+    import torch
+
+    for name, child in module.named_modules():
+        if isinstance(child, torch.nn.Embedding) and "pos" not in name.lower():
+            return child.num_embeddings
+    raise ConfigError(
+        f"{type(module).__name__} does not say how many token ids it has. Give a tokenizer, or set "
+        "module.config.vocab_size."
     )
 
 
@@ -111,8 +151,8 @@ def _drawn(usable: Sequence[int], length: int) -> np.ndarray:
 
 
 def text_config(module: Any) -> Any:
-    """The module's `config`; for a model that reads more than text, the part about the text. None if it has none."""
-    config: Any = getattr(module, "config", None)
+    """The module's `config` (or `cfg`); of a model that reads more than text, that of the text. None: it has none."""
+    config: Any = getattr(module, "config", None) or getattr(module, "cfg", None)
     try:
         return config.get_text_config()
     except (AttributeError, ValueError):  # not a configuration of transformers, or one with several such parts
@@ -128,13 +168,13 @@ def config_number(config: Any, names: tuple[str, ...]) -> int:
 def _context_length(module: Any, config: Any) -> int:
     import torch
 
-    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length"):
+    for name in _CONTEXT:
         length = getattr(config, name, None)
         if isinstance(length, int) and length > 0:
             break
     else:
         # Positions without a table (ALiBi, relative): the tokenizer's packing is the only bound.
-        length = _UNBOUNDED if config is not None else 0
+        length = _UNBOUNDED if hasattr(config, "to_dict") else 0
     if not length:
         raise ConfigError("The module has no config that says how many tokens it reads; give context_length.")
     # RoBERTa's family counts positions from its padding id on.

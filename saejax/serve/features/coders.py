@@ -103,10 +103,10 @@ class Dictionaries:
         wanted = self._wanted(place, sae)
         if self._model is None or self._model[0] != wanted:
             self._model, self._readers, self._inside = None, {}, None  # its memory first
-            how = (wanted.dtype, wanted.backend, wanted.device)
-            lm: Model = load_lm(wanted.model, wanted.revision, *how)
+            how: dict[str, Any] = {"dtype": wanted.dtype, "backend": wanted.backend, "device": wanted.device}
+            lm: Model = load_lm(wanted.model, revision=wanted.revision, **how)
             if wanted.second:
-                lm = ModelPair(lm, load_lm(wanted.second, wanted.second_revision, *how))
+                lm = ModelPair(lm, load_lm(wanted.second, revision=wanted.second_revision, **how))
             self._model = (wanted, lm)
         return self._model[1]
 
