@@ -10,6 +10,7 @@ from typing import Literal
 from saejax.app.experiment import Experiment
 from saejax.core.errors import ConfigError, SaejaxError
 from saejax.core.wandb_runs import refuse_no_login
+from saejax.parallel import Process, from_first
 from saejax.text.config import SourceConfig
 from saejax.text.paths import ending, files_of
 
@@ -23,6 +24,16 @@ def refuse_missing(e: Experiment, *parts: Part) -> None:
             raise ConfigError(f"{setting} needs the package {package}: pip install 'saejax[{extra}]'.")
     if "train" in parts and e.train.wandb:
         refuse_no_login()
+
+
+def refuse_untrainable(e: Experiment, process: Process) -> None:
+    """Raise as `refuse_missing` of a training, in all processes: the first one looks, because it alone writes."""
+
+    def refuse() -> int:
+        refuse_missing(e, "train")
+        return 0
+
+    from_first(process, refuse)
 
 
 def _is_there(package: str) -> bool:

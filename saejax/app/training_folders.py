@@ -9,7 +9,7 @@ from typing import Any
 
 from saejax.app.console import keep_quiet, say
 from saejax.app.experiment import Experiment, refuse_other_run, to_run_json
-from saejax.app.extras import refuse_missing
+from saejax.app.extras import refuse_untrainable
 from saejax.app.sweep.members import decided
 from saejax.checkpoints import Checkpoints
 from saejax.core import environment
@@ -82,12 +82,7 @@ class RunFolder:
                 self.tell(already_done("train", f"step {t.steps:,} in {run.path}"))
                 yield [stored], None
             else:
-
-                def refuse() -> int:
-                    refuse_missing(self.e, "train")
-                    return 0
-
-                from_first(process, refuse)
+                refuse_untrainable(self.e, process)
                 yield [stored], open_numbers(run)
 
     @contextlib.contextmanager
@@ -149,11 +144,8 @@ def _writers(
                 name, config = f"{group}/{e.name}".lstrip("/"), to_run_json(e)
                 tracked = runs.open(e.run_dir, e.run.wandb_id(), name=name, group=group or None, config=config)
                 here.append(stack.enter_context(contextlib.closing(tracked)))
-        try:
+        with runs:
             yield writers
-        except BaseException:
-            runs.exit_code = 1
-            raise
 
 
 # --- sweeps ----------------------------------------------------------------------------------------------------

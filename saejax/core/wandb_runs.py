@@ -32,18 +32,23 @@ def refuse_no_login() -> None:
 class WandbRuns:
     """The runs of one training or sweep. The first failure is told in one line, and then nothing more is sent.
 
-    Attributes:
-        exit_code: with which the runs end.
+    As a context: what is raised within makes them runs that failed. Writers are closed after it.
     """
 
     def __init__(self, tell: Callable[[str], None]):
         self._tell, self._failed, self._opened = tell, False, False
         self.exit_code = 0
 
-    def open(self, folder: Path, identity: str, **about: Any) -> "WandbWriter":
-        """A writer into the run of this id, begun or continued; its files lie in `folder`/wandb.
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.exit_code = int(kind is not None)
+
+    def open(self, folder: Path | None, identity: str | None, **about: Any) -> "WandbWriter":
+        """A writer into the run of this id, begun or continued; without one into a new run.
 
         Args:
+            folder: in which wandb makes its own; None for the current one.
             about: name, group, config of `wandb.init`.
         """
 
@@ -53,13 +58,14 @@ class WandbRuns:
             finish = {} if "WANDB_FINISH_TIMEOUT" in os.environ else {"finish_timeout": _FINISH_SECONDS}
             settings = wandb.Settings(console="off", silent=True, finish_timeout_raises=True, **finish)
             project = os.environ.get("WANDB_PROJECT", _PROJECT)
-            about.update(project=project, dir=str(folder), id=identity, resume="allow", settings=settings)
+            about.update(project=project, dir=folder and str(folder), id=identity, resume="allow", settings=settings)
             return wandb.init(reinit="create_new", **about)
 
         run = self.tried(begin)
-        if run is not None and not self._opened:
+        if run is not None and not run.disabled and not self._opened:
             self._opened = True
-            self._tell(f"train: Weights & Biases: {run.url or folder / 'wandb'}")
+            place = f"offline; `wandb sync {Path(run.dir).parent}` sends it" if run.offline else run.url
+            self._tell(f"train: Weights & Biases: {place}")
         return WandbWriter(self, run)
 
     def tried(self, action: Callable[[], T]) -> T | None:

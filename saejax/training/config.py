@@ -153,7 +153,6 @@ class TrainConfig(OptimSettings):
         "Also send the rows of metrics.jsonl and the run's settings to Weights & Biases. WANDB_PROJECT names the "
         "project, else it is saejax; with WANDB_MODE=offline nothing leaves the machine.",
         decides=False,
-        needs=("run",),
     )
 
     def __post_init__(self) -> None:

@@ -40,7 +40,7 @@ SHORT: dict[str, Any] = {"d_sae": 16, "batch_size": 64, "tokens": 12 * 64, "log_
 class FakeRun:
     """A run of `FakeWandb`: its arguments, the rows it was given, and the code it ended with."""
 
-    url = "https://wandb.test/run"
+    offline, disabled, url = False, False, "https://wandb.test/run"
 
     def __init__(self, wandb: "FakeWandb", about: dict[str, Any]):
         self.about, self.rows, self.ended, self._wandb = about, list[dict[str, Any]](), -1, wandb
@@ -154,6 +154,23 @@ def test_a_run_that_resumes_goes_on_in_the_same_run_of_wandb(
     assert first.rows + second.rows == rows_of(tmp_path / "mine") and second.rows[0]["step"] > 1
     assert {"train/loss", "train/l0"} <= first.rows[0].keys() and first.ended == second.ended == 0
     assert capsys.readouterr().out.count("Weights & Biases: https://wandb.test/run") == 2
+
+
+@pytest.mark.ci
+def test_a_call_without_a_folder_is_a_new_run_each_time(wandb: FakeWandb, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        sae = saejax.train(X, "topk", k=4, wandb=True, heldout=X, validate_every=6, **SHORT)
+        wandb.logged_in = False
+        with pytest.raises(ConfigError, match="needs an API key"):
+            saejax.train(X, "topk", k=4, wandb=True, **SHORT)
+    (run,) = wandb.runs
+    assert [run.about[key] for key in ("id", "dir")] == [None, None] and run.ended == 0
+    assert run.about["config"]["coder"]["k"] == 4 and run.about["config"]["train"]["lr"] > 0
+    assert {row["step"] for row in run.rows} == set(range(13)) and not list(tmp_path.iterdir())
+    assert {"val/fve": sae.figures["val/fve"]}.items() <= next(
+        row for row in run.rows[::-1] if "val/fve" in row
+    ).items()
 
 
 @pytest.mark.ci
