@@ -187,6 +187,16 @@ def test_a_failure_is_one_line_and_ends_no_sweep(
         assert rows[-1]["step"] == 4 and run.rows == [row for row in rows if row["step"] < 3]
 
 
+def test_attempts_of_a_run_are_one_group(wandb: FakeWandb, tmp_path: Path) -> None:
+    e = tiny_experiment(tmp_path, train={"wandb": True})
+    again = e.within(e, "attempt-1")
+    again.run_dir.mkdir(parents=True)
+    e.run.attempts.write_text("{}")
+    with opened(RunFolder(again, dict), again):
+        pass
+    assert [wandb.runs[0].about[key] for key in ("name", "group")] == [f"{e.name}/attempt-1", e.name]
+
+
 def test_after_a_failure_nothing_more_is_tried(wandb: FakeWandb, tmp_path: Path) -> None:
     """A network that is not there takes a minute and a half to be missed, each time."""
     begun: list[str] = []
