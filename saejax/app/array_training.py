@@ -1,5 +1,6 @@
 """`saejax.train`: a coder from activations that are at hand, in a notebook or a program."""
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -14,25 +15,28 @@ import jax
 from jax.sharding import Mesh
 
 from saejax.app.console import keep_quiet, say
-from saejax.app.experiment import Experiment
+from saejax.app.experiment import Experiment, to_run_json
+from saejax.app.extras import refuse_untrainable
 from saejax.app.load import from_items, l0_in_training, load
 from saejax.app.train_settings import TrainSettings
 from saejax.app.training_folders import RunFolder
+from saejax.checkpoints import Checkpoints
 from saejax.coders import TOPOLOGIES, Coder, CoderConfig
 from saejax.core.config import from_config_dict, nearest, plain, to_json, typed
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError, DataError
 from saejax.core.host import keep_memory
 from saejax.core.places import as_place
+from saejax.core.wandb_runs import WandbRuns
 from saejax.fit.coders import Coders
-from saejax.fit.learner import Data, Ready, Sides, Tell, Unsaved
+from saejax.fit.learner import Data, Held, Ready, Sides, Tell, Unsaved
 from saejax.fit.train import train as fit_train
 from saejax.fit.trainable import coder_of, refuse_unused
-from saejax.parallel import ParallelConfig, make_mesh, own_rows, together
+from saejax.parallel import ParallelConfig, Process, make_mesh, own_rows, together
 from saejax.runs.provenance import Provenance, verify_provenance
 from saejax.store import ArrayRows, Batches, BatchSource, IteratedBatches, RowSource, StoreReader
 from saejax.store.norms import few_rows
 from saejax.trained import Origin, TrainedCoder, check_widths
-from saejax.training import Outcome, TrainConfig
+from saejax.training import Outcome, Setup, TrainConfig
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _OWN = ("preset", "init_from")  # keys that are arguments of `train`
@@ -126,7 +130,8 @@ def train(
     refuse_unused(e, _lacks(source, run, heldout))
     materials = ArrayMaterials(e, source, heldout, hook_point, tuple(reads), tuple(writes), init_from)
     metrics = _Rows()
-    folder = Unsaved([metrics]) if run is None else RunFolder(e, materials.made_from, tell)
+    unsaved = _Sent([metrics], e=e, tell=tell) if e.train.wandb else Unsaved([metrics])
+    folder = unsaved if run is None else RunFolder(e, materials.made_from, tell)
     outcome = fit_train(Coders.alone(materials), folder, together(), tell, progress)
     # Ctrl-C is the user's, who wants what there is; another signal is a scheduler's.
     if outcome and outcome.signal not in (None, signal.SIGINT):
@@ -148,6 +153,29 @@ def _lacks(source: "_Source", run: Any, heldout: Any) -> dict[str, str]:
         lacks["order"] = "needs a store or an array, and an iterable is read in its own order: "
         lacks |= dict.fromkeys(("rows", "epoch"), "needs a store or an array, and an iterable has no length: ")
     return lacks
+
+
+@dataclasses.dataclass
+class _Sent(Unsaved):
+    """A training of which nothing is kept here, and whose rows Weights & Biases has."""
+
+    e: Experiment = dataclasses.field(kw_only=True)
+    tell: Tell = dataclasses.field(kw_only=True)
+
+    @contextlib.contextmanager
+    def held(self, process: Process) -> Iterator[Held]:
+        refuse_untrainable(self.e, process)
+        yield (), {}
+
+    @contextlib.contextmanager
+    def recorded(self, ready: Ready, process: Process, checkpoints: Sequence[Checkpoints]) -> Iterator[Setup]:
+        runs, config = WandbRuns(self.tell), to_run_json(dataclasses.replace(self.e, train=ready.train))
+        self.began, writers = ready, list(self.writers)
+        with contextlib.ExitStack() as stack:
+            if process.first:
+                writers.append(stack.enter_context(contextlib.closing(runs.open(None, None, config=config))))
+            with runs:
+                yield dataclasses.replace(ready.setup, writers={"": writers})
 
 
 class _Rows:

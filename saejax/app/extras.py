@@ -9,6 +9,8 @@ from typing import Literal
 
 from saejax.app.experiment import Experiment
 from saejax.core.errors import ConfigError, SaejaxError
+from saejax.core.wandb_runs import refuse_no_login
+from saejax.parallel import Process, from_first
 from saejax.text.config import SourceConfig
 from saejax.text.paths import ending, files_of
 
@@ -16,10 +18,22 @@ Part = Literal["text", "lm", "train"]
 
 
 def refuse_missing(e: Experiment, *parts: Part) -> None:
-    """Raise ConfigError where a package is not installed that a setting of these sections needs."""
+    """Raise ConfigError where a package is not installed that a setting of these sections needs, or has no login."""
     for part, setting, package, extra in _needed(e):
         if part in parts and not _is_there(package):
             raise ConfigError(f"{setting} needs the package {package}: pip install 'saejax[{extra}]'.")
+    if "train" in parts and e.train.wandb:
+        refuse_no_login()
+
+
+def refuse_untrainable(e: Experiment, process: Process) -> None:
+    """Raise as `refuse_missing` of a training, in all processes: the first one looks, because it alone writes."""
+
+    def refuse() -> int:
+        refuse_missing(e, "train")
+        return 0
+
+    from_first(process, refuse)
 
 
 def _is_there(package: str) -> bool:
@@ -45,6 +59,8 @@ def _needed(e: Experiment) -> Iterator[tuple[Part, str, str, str]]:
             yield "lm", f"lm.{key}={model!r}", "gguf", "gguf"
     if e.train.tensorboard:
         yield "train", "train.tensorboard=True", "tensorboardX", "tensorboard"
+    if e.train.wandb:
+        yield "train", "train.wandb=True", "wandb", "wandb"
 
 
 def _parquet(source: SourceConfig) -> list[str]:

@@ -106,3 +106,4 @@ class TrainSettings(TypedDict, total=False):
     profile: bool
     monitor: bool
     tensorboard: bool
+    wandb: bool

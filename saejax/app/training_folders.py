@@ -9,7 +9,7 @@ from typing import Any
 
 from saejax.app.console import keep_quiet, say
 from saejax.app.experiment import Experiment, refuse_other_run, to_run_json
-from saejax.app.extras import refuse_missing
+from saejax.app.extras import refuse_untrainable
 from saejax.app.sweep.members import decided
 from saejax.checkpoints import Checkpoints
 from saejax.core import environment
@@ -18,6 +18,7 @@ from saejax.core.errors import BusyError
 from saejax.core.files import read_object, write_json, writing
 from saejax.core.lease import lease
 from saejax.core.metrics import JsonlWriter, TensorBoardWriter, Writer
+from saejax.core.wandb_runs import WandbRuns
 from saejax.fit.learner import Held, Ready
 from saejax.fit.resolve import with_numbers
 from saejax.fit.trainable import Group, Member
@@ -81,7 +82,7 @@ class RunFolder:
                 self.tell(already_done("train", f"step {t.steps:,} in {run.path}"))
                 yield [stored], None
             else:
-                refuse_missing(self.e, "train")
+                refuse_untrainable(self.e, process)
                 yield [stored], open_numbers(run)
 
     @contextlib.contextmanager
@@ -100,9 +101,9 @@ class RunFolder:
             return 0
 
         from_first(process, write)
-        with contextlib.ExitStack() as stack:
-            writers = [stack.enter_context(contextlib.closing(w)) for w in _writers(e) if process.first]
-            yield dataclasses.replace(ready.setup, writers={"": writers})
+        group = e.run_dir.parent.name if e.run.is_attempt else ""
+        with _writers({"": e} if process.first else {}, self.tell, group) as writers:
+            yield dataclasses.replace(ready.setup, writers=writers)
 
     def ended(self, ready: Ready, outcome: Outcome, process: Process) -> None:
         if outcome.tokens and process.first:
@@ -127,10 +128,24 @@ def with_source(e: Experiment, made_from: Provenance, ready: Ready) -> Provenanc
     return made_from | source
 
 
-def _writers(e: Experiment) -> list[Writer]:
-    """metrics.jsonl, and TensorBoard where it is wanted."""
-    writers: list[Writer] = [JsonlWriter(e.run.metrics)]
-    return [*writers, TensorBoardWriter(e.run.tensorboard)] if e.train.tensorboard else writers
+@contextlib.contextmanager
+def _writers(
+    experiments: Mapping[str, Experiment], tell: Callable[[str], None], group: str
+) -> Iterator[dict[str, list[Writer]]]:
+    """{member: metrics.jsonl, and what else is wanted}, open; `group` is what Weights & Biases puts together."""
+    runs = WandbRuns(tell)
+    writers: dict[str, list[Writer]] = {}
+    with contextlib.ExitStack() as stack:
+        for member, e in experiments.items():
+            here = writers[member] = [stack.enter_context(contextlib.closing(JsonlWriter(e.run.metrics)))]
+            if e.train.tensorboard:
+                here.append(stack.enter_context(contextlib.closing(TensorBoardWriter(e.run.tensorboard))))
+            if e.train.wandb:
+                name, config = f"{group}/{e.name}".lstrip("/"), to_run_json(e)
+                tracked = runs.open(e.run_dir, e.run.wandb_id(), name=name, group=group or None, config=config)
+                here.append(stack.enter_context(contextlib.closing(tracked)))
+        with runs:
+            yield writers
 
 
 # --- sweeps ----------------------------------------------------------------------------------------------------
@@ -188,12 +203,12 @@ class SweepFolder:
         record_provenance(e.run, made_from, say if begun else None)
         self.environment = environment.session_record()
         with contextlib.ExitStack() as stack:
-            stored, writers = {}, {}
+            trained = {member.name: member.experiment for member in self.trained}
+            stored, writers = {}, stack.enter_context(_writers(trained, say, e.name))
             for member in self.trained:
                 experiment, keep = member.experiment, e.train.keep_every or None
                 folder = Checkpoints(experiment.run.checkpoints, keep_last=1, keep_every=keep)
                 stored[member.name] = stack.enter_context(folder)
-                writers[member.name] = [stack.enter_context(contextlib.closing(w)) for w in _writers(experiment)]
             for member in self.trained:
                 write_json(member.experiment.run.config, to_run_json(member.experiment))
                 write_json(member.experiment.run.environment, self.environment)

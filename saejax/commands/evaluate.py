@@ -6,8 +6,8 @@
 
 Writes runs/<name>/eval.json; of a sweep one for each member. With --sae the model, the text and the settings of the
 evaluation are the config's, and no store or training is needed: writes runs/<name>/evaluated/<dictionary>/eval.json,
-and table.md, table.png and table.html of all that were named. Exits with 1 when a gate fails or a dictionary cannot be
-evaluated.
+and table.html of all that were named, with table.md, table.png, and for a paper table.csv, table.tex, table.svg and
+table.pdf. Exits with 1 when a gate fails or a dictionary cannot be evaluated.
 --probes also asks what k latents tell about the texts of sae-probes, and writes probes.json beside each eval.json.
 """
 

@@ -1,4 +1,4 @@
-"""Pictures of matplotlib: the figure, its panels and colours, and the PNG. Only here matplotlib is imported."""
+"""Pictures of matplotlib: the figure, its panels and colours, and its files. Only here matplotlib is imported."""
 
 import io
 import struct
@@ -64,6 +64,16 @@ def log_axis(axes: "Axes", l0: Sequence[float]) -> None:
 def png_of(figure: "Figure") -> bytes:
     with io.BytesIO() as buffer:
         figure.savefig(buffer, dpi=_DPI, format="png")
+        return buffer.getvalue()
+
+
+def image_of(figure: "Figure", form: str) -> bytes:
+    """The picture as "svg" or "pdf": the same bytes each time, and letters that a program can still edit."""
+    from matplotlib import rc_context
+
+    dated = {"svg": "Date", "pdf": "CreationDate"}[form]
+    with io.BytesIO() as buffer, rc_context({"svg.hashsalt": "saejax", "pdf.fonttype": 42}):
+        figure.savefig(buffer, format=form, metadata={dated: None})
         return buffer.getvalue()
 
 

@@ -198,7 +198,7 @@ def short_training(work: Workspace, folder: str) -> Trained:
     changed: dict[str, Any] = {"tokens": steps * t.batch_size, "validate_every": every}
     changed |= {"log_every": max(1, every // 5)}  # a validation comes before the row of its own step
     changed |= {"validate_epochs": 0.0, "early_stop_patience": 0, "keep_best": "", "max_rows": 0}
-    changed |= {"profile": False, "tensorboard": False, "monitor": False}
+    changed |= {"profile": False, "tensorboard": False, "wandb": False, "monitor": False}
     e = dataclasses.replace(e, runs_dir=folder, name="trial", train=dataclasses.replace(t, **changed))
     looks = _Looks(e.gates.r2)
     unsaved = Unsaved([looks])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from saejax.core.figures import COLOURS, MARKERS, blank_figure, log_axis, panels, say_inside
 from saejax.report.evaluation import counted
+from saejax.report.paper import seeds_table, write_for_paper
 from saejax.report.table_page import Columns, Row, Table, cells, write_table_page
 from saejax.runs import Run
 
@@ -38,6 +39,9 @@ _COLUMNS: Columns = (
     ("notes", "notes", ""),
 )
 _WORDS = ("name", "coder", "at", "gates", "notes")
+# Figures of the table over seeds, and all columns of one for a paper.
+_OVER_SEEDS = ("l0", "fve", "loss_recovered", "dead_fraction")
+_FOR_PAPER = ("name", "d_sae", *_OVER_SEEDS, "fve_interval", "loss_recovered_interval")
 # (metric, what its axis says): the panels of the picture.
 _PANELS = (
     ("fve", "FVE: fraction of variance explained"),
@@ -50,12 +54,18 @@ _MOST_NAMED = 24
 
 
 def render_dictionaries(
-    folder: Path, title: str, lead: str, rows: Sequence[dict[str, Any]], sections: Sequence[dict[str, Any]] = ()
+    folder: Path,
+    title: str,
+    lead: str,
+    rows: Sequence[dict[str, Any]],
+    sections: Sequence[dict[str, Any]] = (),
+    settings: Sequence[dict[str, Any]] = (),
 ) -> str:
-    """Write table.md, table.png and table.html, which needs no other file, into `folder`; returns the text.
+    """Write table.html, which needs no other file, and table.{md,png,csv,tex,svg,pdf} into `folder`; returns the text.
 
     Args:
         sections: more tables: {"title", "lead", "columns": as of `cells`, "rows"}.
+        settings: figures over seeds, as of `evals.seeds.over_seeds`.
     """
     rows = [_flat_row(row) for row in rows]
     if len({row["at"] for row in rows if "at" in row}) > 1:
@@ -63,12 +73,25 @@ def render_dictionaries(
     errors = [f"{row['name']}: {row['error']}" for row in rows if "error" in row]
     columns = _shown(rows)
     words = tuple(i for i, (_, key, _) in enumerate(columns) if key in _WORDS)
+    over_seeds = seeds_table(settings, [column for column in _COLUMNS if column[1] in _OVER_SEEDS])
     tables = [
         Table(cells(columns, rows), words, errors),
+        *([over_seeds] if over_seeds else []),
         *(Table(cells(s["columns"], s["rows"]), title=s["title"], lead=s["lead"]) for s in sections),
     ]
     path = Run(folder).table.with_suffix(".html")
-    return write_table_page(path, title, lead, tables, _over_l0(rows, title), "FVE over L0")
+    figure = _over_l0(rows, title)
+    of_paper = over_seeds or Table(cells([column for column in _COLUMNS if column[1] in _FOR_PAPER], rows))
+    write_for_paper(path, [_numbers(row) for row in rows], of_paper, figure)
+    return write_table_page(path, title, lead, tables, figure, "FVE over L0")
+
+
+def _numbers(row: Row) -> dict[str, Any]:
+    """A flat row with the ends of its intervals as numbers: fve_low, fve_high."""
+    numbers = {key: value for key, value in row.items() if not key.endswith(("_interval", "_ends"))}
+    for key in (key for key in row if key.endswith("_ends")):
+        numbers |= dict(zip((key.replace("_ends", "_low"), key.replace("_ends", "_high")), row[key], strict=True))
+    return numbers
 
 
 def _shown(rows: Sequence[Row]) -> Columns:

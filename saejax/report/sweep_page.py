@@ -1,6 +1,7 @@
-"""The result of a sweep: one table, one picture of L0 and FVE, and a page that holds both.
+"""The result of a sweep: a table of its members, one over seeds, a picture of L0 and FVE, and a page that holds them.
 
-Made from the content of sweep.json alone: {"name", "tokens", "tokens_per_second", "members": [row, ...]}.
+Made from the content of sweep.json alone: {"name", "tokens", "tokens_per_second", "members": [row, ...], "settings": as
+of `evals.seeds.over_seeds`, "choice": [line, ...]}.
 """
 
 from collections.abc import Sequence
@@ -8,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from saejax.core.figures import COLOURS, MARKERS, blank_figure, log_axis, panels, say_inside
-from saejax.report.table_page import Columns, Row, Table, cells, markdown, write_table_page
+from saejax.report.paper import seeds_table, write_for_paper
+from saejax.report.table_page import Columns, Row, Table, cells, write_table_page
 from saejax.runs import Sweep
 
 if TYPE_CHECKING:
@@ -34,22 +36,34 @@ _COLUMNS: Columns = (
     ("status", "status", ""),
 )
 _WORDS = (0, 1, len(_COLUMNS) - 1)
+# Figures of the table over seeds; with them a table for a paper, without what is about the training.
+_FIGURES: Columns = tuple(
+    column for column in _COLUMNS if column[1] in ("l0", "fve", "dead_fraction", "relative_error")
+)
+_FOR_PAPER: Columns = (*(column for column in _COLUMNS if column[1] in ("member", "d_sae")), *_FIGURES)
 
 
 def render_sweep(folder: Path, content: dict[str, Any]) -> None:
-    """Write sweep.md, sweep.png and sweep.html, which needs no other file, into `folder`."""
+    """Write sweep.html, a page that needs no other file, and sweep.{md,png,csv,tex,svg,pdf} into `folder`."""
     each, rate = (f"{content[key]:,.0f}" for key in ("tokens", "tokens_per_second"))
     lead = f"{len(content['members'])} coders, {each} activations each, {rate} a second."
-    tables = [Table(cells(_COLUMNS, content["members"]), _WORDS)]
+    tables, page = _tables(content), Sweep(folder).result.with_suffix(".html")
     figure = sweep_picture(content["members"], f"{content['name']}: {content['tokens']:,} activations each")
-    write_table_page(
-        Sweep(folder).result.with_suffix(".html"), f"Sweep {content['name']}", lead, tables, figure, "FVE over L0"
-    )
+    write_table_page(page, f"Sweep {content['name']}", lead, tables, figure, "FVE over L0")
+    of_paper = tables[1] if len(tables) > 1 else Table(cells(_FOR_PAPER, content["members"]))
+    write_for_paper(page, content["members"], of_paper, figure)
 
 
 def sweep_table(content: dict[str, Any]) -> str:
-    """The members as a Markdown table whose columns also line up as text."""
-    return markdown(cells(_COLUMNS, content["members"]))
+    """The members, the choice and the figures over seeds as Markdown whose columns also line up as text."""
+    return "\n\n".join(table.text for table in _tables(content))
+
+
+def _tables(content: dict[str, Any]) -> list[Table]:
+    """The members, and where they differ in seeds the figures over these."""
+    members = Table(cells(_COLUMNS, content["members"]), _WORDS, content["choice"])
+    over_seeds = seeds_table(content["settings"], _FIGURES)
+    return [members, *([over_seeds] if over_seeds else [])]
 
 
 def sweep_picture(rows: Sequence[Row], title: str) -> "Figure":

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import re
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -62,6 +63,7 @@ class Run:
     profile = _Name("profile.json")
     trace = _Name("profile")
     tensorboard = _Name("tensorboard")
+    wandb = _Name("wandb.json")
     attempts = _Name("attempts.json")
     escalation = _Name("escalation.md")
     # Of evaluation.
@@ -105,6 +107,19 @@ class Run:
         """Names of the dictionaries that were evaluated in this run's folder."""
         inner = self.evaluated.iterdir() if self.evaluated.is_dir() else ()
         return sorted(path.name for path in inner if Run(path).is_dictionary)
+
+    def wandb_id(self) -> str:
+        """The id of its run of Weights & Biases, drawn when it is first asked for.
+
+        Raises:
+            DataError: wandb.json is damaged.
+        """
+        if not self.wandb.is_file():
+            write_json(self.wandb, {"id": secrets.token_hex(8)})
+        content = read_object(self.wandb)
+        if wrong := fault(content, {"id": str}):
+            raise DataError(f"{self.wandb} is damaged: {wrong}; delete it, and a new run of wandb begins.")
+        return str(content["id"])
 
     def rows(self) -> list[dict[str, Any]]:
         """One dict a step, ascending: the training's and the validation's row of a step in one; [] without a file."""

@@ -148,6 +148,12 @@ class TrainConfig(OptimSettings):
     tensorboard: bool = setting(
         False, "Also write TensorBoard events into the run's folder.", decides=False, needs=("run",)
     )
+    wandb: bool = setting(
+        False,
+        "Also send the rows of metrics.jsonl and the run's settings to Weights & Biases. WANDB_PROJECT names the "
+        "project, else it is saejax; with WANDB_MODE=offline nothing leaves the machine.",
+        decides=False,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -5,8 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tiny import replaced, tiny_experiment
 
+from saejax.app.experiment import to_run_json
 from saejax.app.stages.comparisons import comparisons
+from saejax.app.stages.dictionaries import _trained
 from saejax.evals import Documents
 from saejax.evals.intervals import weights
 from saejax.report.dictionaries_page import render_dictionaries
@@ -86,3 +89,19 @@ def test_a_difference_needs_documents(tmp_path: Path) -> None:
         few.save(tmp_path / name / "documents.npz")
     (section,) = comparisons(tmp_path, [row("a"), row("b")], {})
     assert section["rows"][0]["fve_verdict"] == "no interval" and section["rows"][0]["fve"] == "+0.0000"
+
+
+def test_dictionaries_of_two_seeds_are_one_setting(tmp_path: Path) -> None:
+    def evaluated(name: str, settings: Any) -> dict[str, Any]:
+        of = {"name": name, "reads": ["h"], "writes": ["h"], "metrics": {"l0": 4.0, "fve": 0.5}}
+        return of | {"dictionary": {"settings": settings}}
+
+    e = tiny_experiment(tmp_path)
+    others = [dataclasses.replace(e, seed=7, name="b"), dataclasses.replace(e, coder_seed=3, runs_dir="c")]
+    one, two, three, wide = (
+        _trained(evaluated(str(i), to_run_json(run))).like
+        for i, run in enumerate([e, *others, replaced(e, "coder", d_sae=96)])
+    )
+    assert one == two == three != wide
+    of_others = (("x", {}), ("y", {}), ("z", {"coder": "topk"}))
+    assert len({_trained(evaluated(name, settings)).like for name, settings in of_others}) == 3

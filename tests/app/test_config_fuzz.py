@@ -60,7 +60,7 @@ SIZES: dict[str, tuple[Any, ...]] = {
     "d_sae": (0, 16, 32),
 }
 # Not of one training in one process: presets are dealt out in turn.
-ELSEWHERE = ("preset", "tensorboard", "processes", "coordinator", "heartbeat", "init_from")
+ELSEWHERE = ("preset", "tensorboard", "wandb", "processes", "coordinator", "heartbeat", "init_from")
 
 BASE: dict[str, dict[str, Any]] = {
     "coder": {"d_sae": 16, "k": 2, "dead_after_tokens": 2 * BATCH, "matmul_dtype": "float32", "target_l0": 2.0},

@@ -218,7 +218,8 @@ def reconstructed(params: dict[str, Any], x_BD: np.ndarray, k: int) -> np.ndarra
 VALUES: dict[str, Any] = {
     **{"max_rows": 512, "shares": 2, "neighbours": 2, "block_chunks": 8, "blocks_ahead": 2},
     **{"validate_every": 5, "validate_epochs": 0.5, "early_stop_patience": 2, "keep_best": "val/fve"},
-    **{"tensorboard": True, "profile": True, "checkpoint_every": 5, "keep_every": 5, "keep_checkpoints": 1},
+    **{"tensorboard": True, "profile": True},
+    **{"checkpoint_every": 5, "keep_every": 5, "keep_checkpoints": 1},
 }
 
 

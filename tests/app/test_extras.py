@@ -34,6 +34,7 @@ def test_a_package_is_looked_for_and_not_imported(monkeypatch: pytest.MonkeyPatc
         ("gguf", {"lm": {"model": "a/b.GGUF"}}, "lm", r"lm.model='a/b.GGUF' .*saejax.gguf"),
         ("gguf", {"lm": {"second": "b.gguf"}}, "lm", r"lm.second='b.gguf' .*saejax.gguf"),
         ("tensorboardX", {"train": {"tensorboard": True}}, "train", "train.tensorboard=True .*saejax.tensorboard"),
+        ("wandb", {"train": {"wandb": True}}, "train", "train.wandb=True .*saejax.wandb"),
         ("datasets", {"text": {"source": "hub", "dataset": "a/b"}}, "text", "text.source='hub' .*saejax.data"),
         ("pyarrow", {"text": {"source": "files", "paths": ("x",)}}, "text", "b.parquet' .*saejax.data"),
         (
@@ -53,6 +54,7 @@ def test_each_extra_is_asked_for_by_its_setting(
     for name in ("a.jsonl", "b.parquet"):
         (tmp_path / "x" / name).touch()
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(extras, "refuse_no_login", lambda: None)
     e = tiny_experiment(tmp_path, **sections)
     without("")
     refuse_missing(e, "text", "lm", "train")

@@ -378,7 +378,7 @@ def test_members_that_do_not_stay_finite_fail_alone(done: Done) -> None:
 
 def test_the_table_and_the_picture_show_the_members(done: Done) -> None:
     folder = done.experiment.run_dir
-    head, _, *lines = (folder / "sweep.md").read_text().splitlines()[4:]
+    head, _, *lines = (folder / "sweep.md").read_text().split("\n\n")[2].splitlines()
     assert [cell.strip() for cell in head.strip("|").split("|")][:4] == ["member", "preset", "d_sae", "k"]
     for line, row in zip(lines, done.content["members"], strict=True):
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -415,6 +415,37 @@ def test_a_line_joins_one_seed_s_members_in_order_of_l0() -> None:
     assert not axes.texts and [text.get_text() for text in few.texts] == ["topk-64-0-40", "topk-64-0-10"]
     nobody = sweep_picture([row("topk", 64, 0, None)], "title").axes[0]
     assert [text.get_text() for text in nobody.texts] == ["no member finished"]
+
+
+def test_each_hook_point_has_a_choice_and_a_paper_its_files(done: Done) -> None:
+    folder, (one, other) = done.experiment.run_dir, done.content["choice"]
+    assert one.startswith("At blocks.1.resid_post: choose ") and other.startswith("At blocks.0.mlp_out: choose B-spars")
+    assert one in done.printed and one in (folder / "sweep.md").read_text()
+    assert {path.suffix for path in folder.glob("sweep.*")} >= {".csv", ".tex", ".svg", ".pdf"}
+    assert [s["setting"] for s in done.content["settings"]] == list(done.rows)
+
+
+@pytest.mark.ci
+def test_seeds_are_put_together_and_the_choice_is_made_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By hand from the members' rows; by another bound, and of a sweep from before choices, without a training."""
+    e = planted_experiment(tmp_path, "grid", tokens=20 * 128)
+    e = dataclasses.replace(e, sweep=SweepConfig(sparsity_scales=(0.1, 10.0), seeds=(0, 1, 2)))
+    assert run_sweep(Workspace(e)) == 0
+    path = e.run_dir / "sweep.json"
+    content = read_json(path)
+    low, high = content["settings"]
+    assert [low["setting"], high["setting"]] == ["sparsity0.1", "sparsity10.0"]
+    fves = [row["fve"] for row in content["members"] if row["sparsity_scale"] == 0.1]
+    assert len(fves) == 3 and low["fve"]["mean"] == pytest.approx(np.mean(fves))
+    assert low["fve"]["spread"] == pytest.approx(np.std(fves, ddof=1)) and "Over seeds" in capsys.readouterr().out
+    between = (low["l0"]["mean"] + high["l0"]["mean"]) / 2
+    assert low["l0"]["mean"] > between and run_sweep(Workspace(e), most_l0=between) == 0
+    (line,) = read_json(path)["choice"]
+    assert (
+        line.startswith("Choose sparsity10.0 (") and "at an L0 of at most" in line and line in capsys.readouterr().out
+    )
+    write_json(path, {key: value for key, value in content.items() if key not in ("settings", "choice")})
+    assert run_sweep(Workspace(e)) == 0 and read_json(path) == content
 
 
 def test_the_folder_holds_the_experiment_of_the_sweep(done: Done) -> None:

@@ -104,7 +104,7 @@ EVALUATION = ("heldout", "answer_tokens", "eval_rows", "timed")
 TIMING = (
     *("profile", "monitor", "blocks_ahead"),
     *("validate_every", "log_every", "checkpoint_every", "keep_checkpoints", "keep_best", "keep_every"),
-    *("max_skipped_steps", "tensorboard"),
+    *("max_skipped_steps", "tensorboard", "wandb"),
 )
 OWN = ("coder", "reads", "writes", "hook_point", "coder_seed")
 OWN_TRAIN = {

@@ -45,6 +45,7 @@ def test_a_table_with_a_picture_on_a_phone(tmp_path: Path) -> None:
         | {"status": "ok", "reads": ["blocks.0.resid_post"]}
         for k in (8, 16)
     ]
-    render_sweep(tmp_path, {"name": "wide", "tokens": 1000, "tokens_per_second": 2000.0, "members": rows})
+    none: dict[str, Any] = {"settings": [], "choice": []}
+    render_sweep(tmp_path, {"name": "wide", "tokens": 1000, "tokens_per_second": 2000.0, "members": rows, **none})
     (scale,) = nothing_wrong(tmp_path / "sweep.html")["images"]
     assert 10 / 72 * 120 * scale >= 8.9

@@ -1,10 +1,11 @@
 """Dictionaries from anywhere, on the experiment's model and held-out text: eval.json of each, and all in one table.
 
 runs/<name>/evaluated/<dictionary>/{eval.json, documents.npz, features.sqlite, report.html}, and beside them
-table.{md,png,html}
+table.{md,png,html,csv,tex,svg,pdf}
 """
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from saejax.analysis import collect_features
 from saejax.app import console
 from saejax.app.dictionaries import dictionaries
-from saejax.app.experiment import to_run_json
+from saejax.app.experiment import deciding, to_run_json
 from saejax.app.load import load
 from saejax.app.run_coders import evaluation_identity
 from saejax.app.stages.comparisons import comparisons
@@ -25,6 +26,7 @@ from saejax.core.errors import DataError, SaejaxError
 from saejax.core.files import read_json, write_json
 from saejax.core.metrics import l0_note
 from saejax.evals import OF_TRAINING, Evaluated, Gate, check_gates, ends_well, evaluate_together
+from saejax.evals.seeds import Trained, over_seeds
 from saejax.interop.hooks import UNKNOWN
 from saejax.parallel import refuse_many
 from saejax.report.dictionaries_page import render_dictionaries
@@ -114,10 +116,19 @@ def _shown(work: Workspace, folder: Path, rows: list[dict[str, Any]], saes: dict
     if not evaluated:
         lead = "Not one of them could be evaluated."
     title, below = f"Dictionaries on {work.lm.identity['model']}", comparisons(folder, rows, saes)
-    console.say(render_dictionaries(folder, title, lead, rows, below))
+    console.say(render_dictionaries(folder, title, lead, rows, below, over_seeds([_trained(row) for row in evaluated])))
     console.say(f"evaluate: {Run(folder).table.with_suffix('.html')}")
     passed = ends_well(Gate.from_json(gate) for row in evaluated for gate in row["gates"])
     return 0 if passed and len(evaluated) == len(rows) else 1
+
+
+def _trained(row: dict[str, Any]) -> Trained:
+    """A dictionary, as it is compared with those that differ in their seed alone; of a foreign one there are none."""
+    known, like = row.get("dictionary", {}).get("settings", {}), row["name"]
+    if isinstance(known.get("coder"), dict) and isinstance(known.get("train"), dict):
+        like = json.dumps(deciding(known) | {"seed": None, "coder_seed": None}, sort_keys=True)
+    figures = {name: row["metrics"].get(name) for name in ("l0", "fve", "loss_recovered", "dead_fraction")}
+    return Trained(row["name"], like, " ".join((*row["reads"], *row["writes"])), figures)
 
 
 def _open_dictionary(work: Workspace, folder: Path, source: str, on: dict[str, Any]) -> _Opened:

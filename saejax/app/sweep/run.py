@@ -1,13 +1,15 @@
 """The stage: capture what is missing, train all members together, evaluate them, and leave each as a run of its own.
 
 sweep -> runs/<name>/{sweep_config.json, sweep_experiment.json, provenance.json, groups/<i>/checkpoints, <member>/...}
-         runs/<name>/sweep.{json,md,png,html}
+         runs/<name>/sweep.{json,md,png,html,csv,tex,svg,pdf}
 """
 
 import contextlib
 import dataclasses
 import functools
+import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,10 +21,11 @@ from saejax.app.stages import run_capture
 from saejax.app.sweep.members import decided, groups, members, sparsity_of
 from saejax.app.training_folders import SweepFolder, sweep_checkpoints
 from saejax.app.workspace import Workspace, verify_stores
-from saejax.core.config import differences
+from saejax.core.config import differences, to_json
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError, DataError
 from saejax.core.files import read_json, write_json
 from saejax.core.lease import lease
+from saejax.evals.seeds import Trained, choices, over_seeds
 from saejax.fit.beginning import is_begun, refuse_start
 from saejax.fit.coders import Coders, name_of
 from saejax.fit.resolve import resolve
@@ -35,12 +38,14 @@ from saejax.runs import Sweep
 from saejax.runs.made import existing, other_settings
 from saejax.training import Outcome
 
+_FIGURES = ("l0", "fve", "r2", "dead_fraction", "relative_error")
 
-def run_sweep(work: Workspace, group: int | None = None) -> int:
+
+def run_sweep(work: Workspace, group: int | None = None, most_l0: float | None = None) -> int:
     """Run the experiment's sweep. Returns 0, EXIT_PREEMPTED after a signal (all is saved), 1 if all members failed.
 
     With `group` one of its programs alone, of which several may run at once, on a store that is complete. When all have
-    ended, the sweep without `group` finds them at their end and makes the table.
+    ended, the sweep without `group` finds them at their end and makes the table. `most_l0` is of `choices`.
 
     Raises:
         ConfigError, DataError: what cannot be run is refused before anything is captured or written.
@@ -82,7 +87,9 @@ def run_sweep(work: Workspace, group: int | None = None) -> int:
                 note = f"; {', '.join(failed)} did not stay finite" if failed else ""
                 say(f"sweep: program {group} is done, {outcome.step:,} steps through {len(names)} coders{note}")
                 return 1 if failed == names else 0
-            content = _finish(e, coders, outcome, folder.environment)
+            content = _shown(e, plan, _content(e, coders, outcome, folder.environment), most_l0)
+    else:
+        content = _shown(e, plan, content, most_l0)
     say(sweep_table(content))
     return 0 if any(row["status"] == "ok" for row in content["members"]) else 1
 
@@ -90,8 +97,8 @@ def run_sweep(work: Workspace, group: int | None = None) -> int:
 # --- the end ---------------------------------------------------------------------------------------------------
 
 
-def _finish(e: Experiment, coders: Coders, outcome: Outcome, environment: dict[str, Any]) -> dict[str, Any]:
-    """Draw the table and the picture; every member is a run of its own by now. Returns the content of sweep.json."""
+def _content(e: Experiment, coders: Coders, outcome: Outcome, environment: dict[str, Any]) -> dict[str, Any]:
+    """The content of sweep.json but for comparisons; every member is a run of its own by now."""
     programs, metrics = coders.programs, coders.evaluated(outcome.states)
     tokens = outcome.step * e.train.batch_size
     rate = tokens / max(outcome.all_seconds, 1e-9)
@@ -118,19 +125,34 @@ def _finish(e: Experiment, coders: Coders, outcome: Outcome, environment: dict[s
         "environment": environment,
         "members": rows,
     }
-    render_sweep(e.run_dir, content)
-    # Last: with this file the sweep is done.
-    write_json(Sweep(e.run_dir).result, content)
-    page = Sweep(e.run_dir).result.with_suffix(".html")
-    say(f"sweep: {outcome.step:,} steps, {rate:,.0f} tokens/s through {len(rows)} coders, {page}")
+    say(f"sweep: {outcome.step:,} steps, {rate:,.0f} tokens/s through {len(rows)} coders")
     return content
+
+
+def _shown(
+    e: Experiment, plan: Sequence[Member[Experiment]], content: dict[str, Any], most_l0: float | None
+) -> dict[str, Any]:
+    """The content with figures over members that differ in their seed alone and the choice, written where it is new."""
+    rows, coders = {row["member"]: row for row in content["members"]}, []
+    for member in plan:
+        row, alike = rows[member.name], dataclasses.replace(member.experiment, name="member", coder_seed=None)
+        figures = {name: row[name] for name in _FIGURES}
+        like = json.dumps(to_json(alike), sort_keys=True)
+        coders.append(Trained(member.name, like, ", ".join(row["reads"]), figures))
+    settings = over_seeds(coders)
+    compared = content | {"settings": settings, "choice": choices(settings, most_l0)}
+    if compared != content:
+        render_sweep(e.run_dir, compared)
+        # Last: with this file the sweep is done.
+        write_json(Sweep(e.run_dir).result, compared)
+        say(f"sweep: {Sweep(e.run_dir).result.with_suffix('.html')}")
+    return compared
 
 
 def _member_row(
     member: Member[Experiment], program: GroupProgram, metrics: dict[str, float], outcome: Outcome
 ) -> dict[str, Any]:
     own, memory = member.experiment, outcome.memories[member.name]
-    names = ("l0", "fve", "r2", "dead_fraction", "relative_error")
     return {
         "member": member.name,
         "preset": own.coder.preset,
@@ -140,7 +162,7 @@ def _member_row(
         "lr": own.train.lr,
         "seed": own.start_seed,
         "sparsity_scale": member.sparsity_scale,
-        **{name: metrics[name] if memory.failed is None else None for name in names},
+        **{name: metrics[name] if memory.failed is None else None for name in _FIGURES},
         "steps": memory.failed or memory.stopped or outcome.step,
         "status": "ok" if memory.failed is None else f"not finite at step {memory.failed}",
         "run": str(own.run_dir),
