@@ -36,6 +36,7 @@ def test_a_package_is_looked_for_and_not_imported(monkeypatch: pytest.MonkeyPatc
         ("tensorboardX", {"train": {"tensorboard": True}}, "train", "train.tensorboard=True .*saejax.tensorboard"),
         ("datasets", {"text": {"source": "hub", "dataset": "a/b"}}, "text", "text.source='hub' .*saejax.data"),
         ("pyarrow", {"text": {"source": "files", "paths": ("x",)}}, "text", "b.parquet' .*saejax.data"),
+        ("zstandard", {"text": {"source": "prompts", "paths": ("x",)}}, "text", "c.txt.zst' .*saejax.data"),
         (
             "jinja2",
             {"text": {"source": "files", "paths": ("x",), "chat": True}},
@@ -50,7 +51,7 @@ def test_each_extra_is_asked_for_by_its_setting(
     package: str, sections: Any, part: Any, said: str, tmp_path: Path, without: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "x").mkdir()
-    for name in ("a.jsonl", "b.parquet"):
+    for name in ("a.jsonl", "b.parquet", "c.txt.zst"):
         (tmp_path / "x" / name).touch()
     monkeypatch.chdir(tmp_path)
     e = tiny_experiment(tmp_path, **sections)
