@@ -5,12 +5,30 @@ import os
 import struct
 import zipfile
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from saejax.core.errors import DataError
 
 MOST_TENSORS = 4096
 LONGEST_HEADER = MOST_TENSORS << 8  # a name and a shape for each
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
+
+
+class StoredTensor(NamedTuple):
+    """A tensor in a file, of which nothing is read yet: where its numbers begin, and its strides in bytes."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    offset: int
+    strides: tuple[int, ...] | None = None  # one row after the other
+
+    def map(self, path: Path) -> np.ndarray:
+        """The numbers, mapped: a page is read when it is used. Raises what numpy does where the file is too short."""
+        if 0 in self.shape:
+            return np.zeros(self.shape, self.dtype)
+        return np.ndarray(self.shape, self.dtype, np.memmap(path, np.uint8, "r"), self.offset, self.strides)
 
 
 def check_size(path: Path, n_bytes: int) -> None:

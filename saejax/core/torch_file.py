@@ -17,7 +17,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from saejax.core.archives import check_directory, check_regular, check_size, stored_offset
+from saejax.core.archives import StoredTensor, check_directory, check_regular, check_size, stored_offset
 from saejax.core.errors import DataError
 
 # A pickle of names and shapes: 250 bytes and 40 operations for each tensor.
@@ -56,14 +56,14 @@ def read_torch(path: Path) -> dict[str, Any]:
     return value
 
 
-def map_torch(path: Path) -> dict[str, np.ndarray]:
-    """The tensors of the dict that torch.save wrote, as they are, mapped and not read; "" names one without a dict."""
+def stored_tensors(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of the dict that torch.save wrote, of which nothing is read; "" names one without a dict."""
     value = _run(path, mapped=True)
-    if isinstance(value, np.ndarray):
+    if isinstance(value, StoredTensor):
         return {"": value}
     if not isinstance(value, dict):
         raise DataError(f"{path} holds a {type(value).__name__}. Save a dict of names to tensors with torch.save.")
-    return {name: array for name, array in value.items() if isinstance(array, np.ndarray)}
+    return {name: tensor for name, tensor in value.items() if isinstance(tensor, StoredTensor)}
 
 
 def _run(path: Path, mapped: bool) -> Any:
@@ -268,11 +268,11 @@ class _Machine:
             return {}
         if name == _TENSOR:
             return self._tensor(*arguments[:4])
-        if name == _PARAMETER and isinstance(arguments[0], np.ndarray):
+        if name == _PARAMETER and isinstance(arguments[0], np.ndarray | StoredTensor):
             return arguments[0]
         raise self._refused(f"call {name}")
 
-    def _tensor(self, storage: Any, offset: Any, shape: Any, strides: Any) -> np.ndarray:
+    def _tensor(self, storage: Any, offset: Any, shape: Any, strides: Any) -> np.ndarray | StoredTensor:
         """The tensor, after it was seen to lie within its storage."""
         numbers = (offset, *shape, *strides)
         whole = all(type(n) is int and 0 <= n < _TOO_LARGE for n in numbers) and len(shape) == len(strides) <= 8
@@ -295,18 +295,15 @@ class _Machine:
         self.used_bytes += count * size
         if self.used_bytes > _MOST_SHARED * self.path.stat().st_size:
             raise DataError(f"{self.path}: its tensors are {_MOST_SHARED} times as large as the file. It is damaged.")
-        if not self.mapped:
-            check_size(self.path, self.used_bytes)
+        steps = tuple(step * size for step in strides)
+        if self.mapped:
+            return StoredTensor(storage.dtype, tuple(shape), stored_offset(self.path, member) + offset * size, steps)
+        check_size(self.path, self.used_bytes)
         if storage.key not in self.storages:
-            self.storages[storage.key] = self._bytes(member)
+            self.storages[storage.key] = np.frombuffer(self.archive.read(member), np.uint8)
         flat = self.storages[storage.key][: storage.count * size].view(storage.dtype)[offset:]
-        array = np.lib.stride_tricks.as_strided(flat, shape, [step * size for step in strides], writeable=False)
-        return array if self.mapped or storage.dtype.kind in "iub" else array.astype(np.float32, copy=False)
-
-    def _bytes(self, member: zipfile.ZipInfo) -> np.ndarray:
-        if self.mapped and member.file_size:
-            return np.memmap(self.path, np.uint8, "r", stored_offset(self.path, member), (member.file_size,))
-        return np.frombuffer(self.archive.read(member), np.uint8)
+        array = np.lib.stride_tricks.as_strided(flat, shape, steps, writeable=False)
+        return array.astype(np.float32, copy=False) if storage.dtype.kind not in "iub" else array
 
 
 # Operations whose argument is the value, and those that make something.

@@ -6,6 +6,7 @@ unpickled.
 """
 
 import ast
+import functools
 import json
 import math
 import struct
@@ -16,9 +17,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from saejax.core.archives import MOST_TENSORS, check_directory, stored_offset
+from saejax.core.archives import MOST_TENSORS, StoredTensor, check_directory, stored_offset
 from saejax.core.errors import ConfigError, DataError
-from saejax.core.torch_file import map_torch
+from saejax.core.torch_file import stored_tensors
 from saejax.store.layout import BF16
 
 _NPY_MAGIC = b"\x93NUMPY"
@@ -29,6 +30,7 @@ _SAFETENSORS = {
     **{f"I{8 * n}": np.dtype(f"<i{n}") for n in (1, 2, 4, 8)},
     **{f"U{8 * n}": np.dtype(f"<u{n}") for n in (1, 2, 4, 8)},
     "BF16": BF16,
+    "BOOL": np.dtype(np.bool_),
 }
 _ARROW_END = b"\xff" * 4 + b"\0" * 4
 _DAMAGE = (ValueError, SyntaxError, TypeError, LookupError, AttributeError, MemoryError, RecursionError, struct.error)
@@ -62,8 +64,8 @@ class Kind(NamedTuple):
 
     @property
     def integers(self) -> bool:
-        """It may hold token ids, documents or positions."""
-        return self.axes in (1, 2) and self.dtype.startswith(("int", "uint"))
+        """It may hold token ids, documents, positions or a mask."""
+        return self.axes in (1, 2) and self.dtype.startswith(("int", "uint", "bool"))
 
 
 class Column(NamedTuple):
@@ -89,41 +91,47 @@ class Column(NamedTuple):
         assert isinstance(self.tensors, Arrays), "a table is read in pieces"
         each = math.prod(self.lead[1:])
         first, last = low // each, -(-high // each)
-        flat = self.tensors.arrays[self.name][first:last].reshape(-1, *self.shape[len(self.lead) :])
+        try:
+            mapped = self.tensors.stored[self.name].map(self.path)
+        except (OSError, ValueError, TypeError) as error:
+            raise DataError(f"{self.path} changed while it was read ({error}). Run the command again.") from None
+        flat = mapped[first:last].reshape(-1, *self.shape[len(self.lead) :])
         return flat[low - first * each : high - first * each]
 
 
 class Arrays:
-    """Tensors as memory maps: pages are read when a piece is, and never kept.
+    """Tensors that lie in a file as they are. They are mapped when a piece is read, and not kept open.
 
     Args:
-        arrays: by name.
+        stored: by name.
         others: kinds of tensors that are there and cannot be read.
     """
 
-    def __init__(self, arrays: Mapping[str, np.ndarray], others: Mapping[str, Kind] | None = None) -> None:
-        self.arrays = arrays
-        self.kinds = {name: Kind(array.ndim, array.dtype.name) for name, array in arrays.items()} | dict(others or {})
+    def __init__(self, stored: Mapping[str, StoredTensor], others: Mapping[str, Kind] | None = None) -> None:
+        self.stored = stored
+        kinds = {name: Kind(len(tensor.shape), tensor.dtype.name) for name, tensor in stored.items()}
+        self.kinds = kinds | dict(others or {})
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self.arrays[name].shape
+        return self.stored[name].shape
 
 
 def _open_npy(path: Path, name: str) -> Arrays:
     try:
         with path.open("rb") as handle:
-            dtype, shape, fortran = _npy_header(handle)
-            offset = handle.tell()
+            tensor = _npy_header(handle)
     except _DAMAGE as error:
         raise DataError(f"{path} is no readable .npy file: {error}.") from None
-    wanted, there = math.prod(shape) * dtype.itemsize, path.stat().st_size - offset
+    wanted, there = math.prod(tensor.shape) * tensor.dtype.itemsize, path.stat().st_size - tensor.offset
     if wanted != there:
-        raise DataError(f"{path} says it holds {list(shape)} {dtype}, {wanted:,} bytes, but {there:,} follow.")
-    return Arrays({name: _mapped(path, dtype, shape, offset, "F" if fortran else "C")})
+        raise DataError(
+            f"{path} says it holds {list(tensor.shape)} {tensor.dtype}, {wanted:,} bytes, but {there:,} follow."
+        )
+    return Arrays({name: tensor})
 
 
 def _open_npz(path: Path, name: str) -> Arrays:
-    arrays = {}
+    stored = {}
     try:
         check_directory(path)
         with zipfile.ZipFile(path) as archive:
@@ -133,19 +141,17 @@ def _open_npz(path: Path, name: str) -> Arrays:
             for member in members:
                 begin = stored_offset(path, member)
                 with archive.open(member) as handle:
-                    dtype, shape, fortran = _npy_header(handle)
-                    offset = handle.tell()
-                if math.prod(shape) * dtype.itemsize != member.file_size - offset:
-                    raise ValueError(f"{member.filename} says it holds {list(shape)} {dtype}, its size is another")
-                mapped = _mapped(path, dtype, shape, begin + offset, "F" if fortran else "C")
-                arrays[member.filename.removesuffix(".npy")] = mapped
+                    tensor = _npy_header(handle)
+                if math.prod(tensor.shape) * tensor.dtype.itemsize != member.file_size - tensor.offset:
+                    raise ValueError(f"{member.filename} says it is {list(tensor.shape)}, its size is another")
+                stored[member.filename.removesuffix(".npy")] = tensor._replace(offset=begin + tensor.offset)
     except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, *_DAMAGE) as error:
         raise DataError(f"{path} is no readable .npz file: {error}.") from None
-    return Arrays(arrays)
+    return Arrays(stored)
 
 
-def _npy_header(handle: Any) -> tuple[np.dtype, tuple[int, ...], bool]:
-    """(dtype, shape, column by column), without numpy's reader, which may allocate first; the data follow."""
+def _npy_header(handle: Any) -> StoredTensor:
+    """The array of a handle at its beginning, without numpy's reader, which may allocate first."""
     magic = handle.read(8)
     if magic[:6] != _NPY_MAGIC or magic[6:7] not in (b"\x01", b"\x02", b"\x03"):
         raise ValueError("it does not begin as one")
@@ -159,18 +165,20 @@ def _npy_header(handle: Any) -> tuple[np.dtype, tuple[int, ...], bool]:
         raise ValueError(f"it holds {descr!r}: Python objects and records are never read")
     # What np.save makes of ml_dtypes.bfloat16: two bytes without a meaning.
     dtype = BF16 if descr in ("<V2", "|V2") else np.dtype(descr)
-    if dtype != BF16 and (dtype.kind not in "fiu" or dtype.itemsize > 8):
-        raise ValueError(f"it holds {descr!r}, not float16, float32, float64, bfloat16 or integers")
+    if dtype != BF16 and (dtype.kind not in "fiub" or dtype.itemsize > 8):
+        raise ValueError(f"it holds {descr!r}, not float16, float32, float64, bfloat16, integers or bool")
     if not isinstance(shape, tuple) or not all(type(n) is int and n >= 0 for n in shape):
         raise ValueError(f"its shape is {shape!r}")
-    return dtype, shape, bool(fortran)
+    # Column by column: each axis steps over all those before it.
+    steps = tuple(math.prod(shape[:axis]) * dtype.itemsize for axis in range(len(shape))) if fortran else None
+    return StoredTensor(dtype, shape, handle.tell(), steps)
 
 
 def _open_safetensors(path: Path, name: str) -> Arrays:
     try:
         with path.open("rb") as handle:
             header, begin = _safetensors_header(handle, path.stat().st_size)
-        arrays, others = {}, {}
+        stored, others = {}, {}
         for key, entry in header.items():
             shape, (low, high) = tuple(entry["shape"]), entry["data_offsets"]
             if not all(type(n) is int and n >= 0 for n in (*shape, low, high)):
@@ -184,10 +192,10 @@ def _open_safetensors(path: Path, name: str) -> Arrays:
                     f"{key!r} says it is {entry['dtype']}{list(shape)} in the bytes {low:,} to {high:,}, which does "
                     f"not fit its size or the file's {path.stat().st_size:,} bytes"
                 )
-            arrays[key] = _mapped(path, dtype, shape, begin + low)
+            stored[key] = StoredTensor(dtype, shape, begin + low)
     except _DAMAGE as error:
         raise DataError(f"{path} is no readable .safetensors file: {error}.") from None
-    return Arrays(arrays, others)
+    return Arrays(stored, others)
 
 
 def _safetensors_header(handle: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
@@ -200,13 +208,7 @@ def _safetensors_header(handle: BinaryIO, size: int) -> tuple[dict[str, Any], in
 
 
 def _open_torch(path: Path, name: str) -> Arrays:
-    return Arrays({key or name: array for key, array in map_torch(path).items()})
-
-
-def _mapped(path: Path, dtype: np.dtype, shape: tuple[int, ...], offset: int, order: Any = "C") -> np.ndarray:
-    if 0 in shape:
-        return np.zeros(shape, dtype)
-    return np.memmap(path, dtype, "r", offset, shape, order)
+    return Arrays({key or name: tensor for key, tensor in stored_tensors(path).items()})
 
 
 class Table:
@@ -293,25 +295,27 @@ class Parquet(Table):
     def _open(self) -> tuple[Any, int]:
         from pyarrow import parquet
 
-        self._file = parquet.ParquetFile(self.path)
-        return self._file.schema_arrow, self._file.metadata.num_rows
+        self._reader = functools.partial(parquet.ParquetFile, self.path)
+        with self._reader() as file:
+            return file.schema_arrow, file.metadata.num_rows
 
     def _records(self, names: list[str], first: int, count: int) -> Iterator[Any]:
         row = 0
-        for group in range(self._file.num_row_groups):
-            rows = self._file.metadata.row_group(group).num_rows
-            end = row + rows
-            if end <= first:
-                row = end
-                continue
-            for batch in self._file.iter_batches(count, row_groups=[group], columns=names):
-                before = max(0, first - row)  # rows of this batch that lie before `first`
-                if before < batch.num_rows:
-                    yield batch.slice(before)
-                row += batch.num_rows
-            if row != end:
-                held = row - end + rows
-                raise DataError(f"{self.path}: its row group {group} says {rows:,} rows and holds {held:,}.")
+        with self._reader() as file:
+            for group in range(file.num_row_groups):
+                rows = file.metadata.row_group(group).num_rows
+                end = row + rows
+                if end <= first:
+                    row = end
+                    continue
+                for batch in file.iter_batches(count, row_groups=[group], columns=names):
+                    before = max(0, first - row)  # rows of this batch that lie before `first`
+                    if before < batch.num_rows:
+                        yield batch.slice(before)
+                    row += batch.num_rows
+                if row != end:
+                    held = row - end + rows
+                    raise DataError(f"{self.path}: its row group {group} says {rows:,} rows and holds {held:,}.")
 
 
 class ArrowStream(Table):
@@ -364,7 +368,7 @@ def _kind_of(kind: Any) -> Kind:
     axes, kind = 1, getattr(kind, "storage_type", kind)
     while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         axes, kind = axes + 1, kind.value_type
-    numbers = types.is_floating(kind) or types.is_integer(kind)
+    numbers = types.is_floating(kind) or types.is_integer(kind) or types.is_boolean(kind)
     return Kind(axes, np.dtype(kind.to_pandas_dtype()).name if numbers else str(kind))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from saejax.core.errors import ConfigError, DataError
 from saejax.store.layout import METADATA_NAMES, StoreLayout
-from saejax.store.parts import Naming, Part, open_parts
+from saejax.store.parts import MASK, Naming, Part, open_parts
 from saejax.store.shard import finite_rows
 from saejax.store.writer import StoreWriter
 
@@ -65,7 +65,8 @@ def import_files(
     those of several hook points lie side by side. Tensors or columns of integers named token_id, document and position
     (also token_ids, tokens, input_ids, documents, positions) become the store's metadata. Without them token_id is -1;
     document is the number of the sequence, where there are no sequences of the file (from 0); position is the place in
-    the sequence, or the row in the file: so every row can still be traced. The identity holds each file's name, size
+    the sequence, or the row in the file: so every row can still be traced. Rows where attention_mask is 0 are left out,
+    and counted as dropped_padding. The identity holds each file's name, size
     and sha256. Killed at any moment and run again, the import continues and leaves the same bytes.
 
     Returns:
@@ -93,14 +94,16 @@ def import_files(
         if not writer.complete:
             advance = progress(sum(part.n_rows for part in parts), writer.committed_rows)
             begin = writer.resume or {"file": 0, "row": 0}
+            sequences = [part.lead[0] if len(part.lead) > 1 else 1 for part in parts]
             for number in range(begin["file"], len(parts)):
                 row = begin["row"] if number == begin["file"] else 0
+                before = sum(sequences[:number])
                 size = max(1, min(_MOST_PIECE_ROWS, _PIECE_BYTES // (4 * sum(parts[number].widths.values()))))
                 for piece in parts[number].pieces(row, size):
-                    before = writer.rows
-                    _append(writer, config, parts, {"file": number, "row": row}, piece)
+                    written = writer.rows
+                    _append(writer, config, parts[number], before, {"file": number, "row": row}, piece)
                     row += len(next(iter(piece.values())))
-                    advance(writer.rows - before)
+                    advance(writer.rows - written)
             writer.finish()
         return writer.committed_rows, writer.counters.get("dropped_non_finite", 0)
 
@@ -108,14 +111,15 @@ def import_files(
 def _append(
     writer: StoreWriter,
     config: ImportConfig,
-    parts: Sequence[Part],
-    cursor: dict[str, Any],
+    part: Part,
+    before: int,
+    cursor: dict[str, int],
     piece: dict[str, np.ndarray],
 ) -> None:
-    """Hand the rows of a piece that are to be stored to the writer."""
-    number, row = cursor["file"], cursor["row"]
-    part = parts[number]
-    finite_of = {name: finite_rows(piece[name]) for name in part.widths}
+    """Hand the rows of a piece that are to be stored to the writer; `before` its part are so many documents."""
+    row = cursor["row"]
+    padding = piece[MASK] == 0 if MASK in piece else np.zeros(len(next(iter(piece.values()))), bool)
+    finite_of = {name: finite_rows(piece[name]) | padding for name in part.widths}
     finite = np.logical_and.reduce(list(finite_of.values()))
     dropped = int((~finite).sum())
     if dropped and config.non_finite == "abort":
@@ -127,14 +131,14 @@ def _append(
             "rows out with --non_finite=drop."
         )
     rows = row + np.arange(len(finite))
-    before = sum(other.lead[0] if len(other.lead) > 1 else 1 for other in parts[:number])
     document, position = np.divmod(rows, part.lead[1]) if len(part.lead) > 1 else (np.zeros_like(rows), rows)
     unknown = {"token_id": np.full(len(finite), -1), "document": before + document, "position": position}
+    keep = finite & ~padding
     writer.append(
-        {name: piece[name][finite] for name in part.widths},
-        {name: piece.get(name, unknown[name])[finite] for name in METADATA_NAMES},
+        {name: piece[name][keep] for name in part.widths},
+        {name: piece.get(name, unknown[name])[keep] for name in METADATA_NAMES},
         cursor=cursor,
-        counters={"dropped_non_finite": dropped},
+        counters={"dropped_non_finite": dropped} | ({"dropped_padding": int(padding.sum())} if MASK in piece else {}),
     )
 
 

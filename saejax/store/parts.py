@@ -17,9 +17,11 @@ from saejax.core.places import what_is
 from saejax.store.foreign import ENDINGS, Column, Kind, Table, Tensors, open_tensors
 from saejax.store.layout import METADATA_NAMES
 
-# What others call them.
-_METADATA = {name: name for name in METADATA_NAMES} | {
-    **dict.fromkeys(("token_ids", "tokens", "input_ids"), "token_id"),
+MASK = "attention_mask"
+_METADATA = (*METADATA_NAMES, MASK)
+# What others call them, where they are integers.
+_ALIASES = {
+    **dict.fromkeys(("token_ids", "input_ids", "tokens"), "token_id"),
     **{f"{name}s": name for name in ("document", "position")},
 }
 _KIND = "activations are [tokens, d] or [sequences, positions, d], float16, float32, float64 or bfloat16"
@@ -48,12 +50,15 @@ class Naming:
             )
 
     def columns(self, path: Path, name: str, kinds: Mapping[str, Kind]) -> dict[str, str]:
-        """{hook point or token_id, document, position: tensor} of a file that is called `name`.
+        """{hook point, or token_id, document, position, attention_mask: tensor} of a file that is called `name`.
 
         Raises:
             DataError: several tensors can be meant, or one that is meant holds no activations; names the file.
         """
-        columns = {_METADATA[key]: key for key in kinds if key in _METADATA}
+        columns = {key: key for key in kinds if key in _METADATA}
+        for alias, target in _ALIASES.items():
+            if alias in kinds and kinds[alias].integers:
+                columns.setdefault(target, alias)
         others = [key for key in kinds if key not in columns.values()]
         if self.hook_point:
             floats = [key for key in others if kinds[key].floats]
@@ -84,7 +89,7 @@ class Part:
     """Tensors of as many rows each, which become columns of a store.
 
     Attributes:
-        columns: by hook point, token_id, document, position.
+        columns: by hook point, token_id, document, position, attention_mask.
         n_rows, widths: rows, and d of each hook point.
         lead: the axes of its activations but d: [tokens] or [sequences, positions].
     """
@@ -141,7 +146,7 @@ def open_parts(paths: Sequence[str | Path], naming: Naming) -> list[Part]:
         pattern = entry.partition("=")[0]
         if not any(fnmatchcase(name, pattern) for name in names):
             raise DataError(f"No file has a tensor {pattern!r} (--tensors); there are: {_few(names)}.")
-    hook_points = [target for target in columns if target not in METADATA_NAMES]
+    hook_points = [target for target in columns if target not in _METADATA]
     if not hook_points:
         raise DataError(f"{paths[0]}: no file holds activations; there are: {_few(names)}.")
     first = hook_points[0]
@@ -161,7 +166,7 @@ def open_parts(paths: Sequence[str | Path], naming: Naming) -> list[Part]:
 
 def _column(path: Path, tensors: Tensors, target: str, name: str) -> Column:
     kind = tensors.kinds[name]
-    if target in METADATA_NAMES:
+    if target in _METADATA:
         if not kind.integers:
             raise DataError(f"{path}: {name} ({target}) is {kind.dtype} of {kind.axes} axes; it must be integers.")
         return Column(path, tensors, name, tensors.shape(name), 0)

@@ -403,6 +403,14 @@ def test_metadata_of_a_file_is_kept(tmp_path, write_file):
     assert identity["imported"]["metadata"] == ["token_id", "position"]
 
 
+def test_token_ids_are_integers_whatever_else_is_called_tokens(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    words = pa.array(["a"] * 300)
+    file = as_parquet(tmp_path / "x", X.astype(np.float32), tokens=words, input_ids=np.arange(300), token_ids=X[:, 0])
+    import_files(tmp_path / "s", [file], CONFIG)
+    assert np.array_equal(in_order(tmp_path / "s")["token_id"], np.arange(300))
+
+
 def test_rows_that_are_not_finite_are_refused_or_dropped_and_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(importing_module, "_MOST_PIECE_ROWS", 40)
     x = X.astype(np.float64)
@@ -422,7 +430,9 @@ def test_rows_that_are_not_finite_are_refused_or_dropped_and_counted(tmp_path, m
         ImportConfig("h", non_finite="keep")
 
 
-@pytest.mark.parametrize("write_file", [as_npy, as_parquet, as_torch, as_arrow])
+@pytest.mark.parametrize(
+    "write_file", [as_npy, as_parquet, *(pytest.param(write, marks=pytest.mark.ci) for write in (as_torch, as_arrow))]
+)
 @pytest.mark.parametrize("other_pieces", [70, 33])
 def test_an_interrupted_import_leaves_the_same_bytes(tmp_path, monkeypatch, write_file, other_pieces):
     monkeypatch.setattr(importing_module, "_MOST_PIECE_ROWS", 70)
@@ -595,7 +605,10 @@ SEQUENCES = np.random.default_rng(2).normal(size=(30, 5, 6)).astype(np.float32)
 TOKENS = np.arange(150, dtype=np.int32).reshape(30, 5) % 17
 
 
-@pytest.mark.parametrize("write_file", [as_npz, as_safetensors, as_torch, as_arrow])
+@pytest.mark.parametrize(
+    "write_file",
+    [as_torch, as_arrow, *(pytest.param(write, marks=pytest.mark.ci) for write in (as_npz, as_safetensors))],
+)
 def test_sequences_become_rows_with_their_places(tmp_path, monkeypatch, write_file):
     monkeypatch.setattr(importing_module, "_MOST_PIECE_ROWS", 13)
     cut = [(slice(0, 12), "one"), (slice(12, 30), "two")]
@@ -621,6 +634,19 @@ def test_sequences_become_rows_with_their_places(tmp_path, monkeypatch, write_fi
         with contextlib.suppress(KeyboardInterrupt):
             import_files(tmp_path / "broken", files, config, stopping)
     assert contents(tmp_path / "broken") == contents(tmp_path / "s")
+
+
+@pytest.mark.parametrize("write_file", [as_npz, as_safetensors, as_torch, as_arrow])
+def test_padding_is_left_out_and_counted(tmp_path, write_file):
+    mask = np.arange(5) < (np.arange(30) % 5 + 1)[:, None]
+    x = np.where(mask[..., None], SEQUENCES, np.nan)
+    file = write_file(tmp_path / "x", x, attention_mask=mask if write_file is not as_arrow else mask.astype(np.int64))
+    assert import_files(tmp_path / "s", [file], BY_NAME) == (90, 0)
+    reader, rows = StoreReader.open(tmp_path / "s"), in_order(tmp_path / "s")
+    assert reader.counters == {"dropped_non_finite": 0, "dropped_padding": 60}
+    assert np.array_equal(bits(rows["blocks.6.resid_pre"]), bits(SEQUENCES[mask]))
+    assert np.array_equal(rows["position"], np.nonzero(mask)[1])
+    assert np.array_equal(rows["document"], np.nonzero(mask)[0])
 
 
 def test_a_cache_of_transformer_lens_is_several_hook_points(tmp_path):
@@ -665,11 +691,17 @@ def test_a_folder_holds_hook_points_side_by_side_and_shards_one_after_the_other(
     (folder / "notes.md").touch()
     (folder / ".scratch.npy").touch()
     (folder / "config.json").touch()
+    handles = [len(os.listdir("/proc/self/fd"))]
+
+    def count_open(total, done):
+        return lambda rows: handles.append(len(os.listdir("/proc/self/fd")))
+
     config = ImportConfig(
         tensors=("layer_2/*=blocks.2.resid_post", "layer_10/*=blocks.10.resid_post", "tokens/*=token_id")
     )
     with pytest.warns(UserWarning, match=r"acts: 1 files are not read \(1 \.md\)\.$"):
-        assert import_files(tmp_path / "s", [folder], config) == (120, 0)
+        assert import_files(tmp_path / "s", [folder], config, count_open) == (120, 0)
+    assert len(handles) == 13 and max(handles) < handles[0] + 20, "36 files are not open at once"
     (folder / "notes.md").unlink()
     rows = in_order(tmp_path / "s")
     for layer in (2, 10):
