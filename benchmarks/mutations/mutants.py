@@ -168,10 +168,9 @@ MUTANTS = [
     ),
     *_of(
         "interop",
-        "interop/test_formats interop/test_llama_scope interop/test_torch_file interop/test_circuit_tracer "
+        "interop/test_formats interop/test_llama_scope interop/test_circuit_tracer "
         "interop/test_dictionary_learning interop/test_circuit_tracer_features",
         ("math.sqrt(width) / np.array(values)", "np.array(values) / math.sqrt(width)"),
-        ("last >= storage.count or count > storage.count", "count > storage.count"),
         ("(arrays[name] * factor_F)", "(arrays[name] / factor_F)"),
         ("np.arange(1, 101) / 100 * above[-1]", "np.arange(0, 100) / 100 * above[-1]"),
     ),
@@ -238,6 +237,11 @@ MUTANTS = [
             "(place_RS >= 1) & (place_RS <= prompts.last[:, None])",
             "(place_RS >= 1) & (place_RS < prompts.last[:, None])",
         ),
+    ),
+    *_of(
+        "core",
+        "interop/test_torch_file",
+        ("last >= storage.count or count > storage.count", "count > storage.count"),
     ),
     *_of(
         "core",

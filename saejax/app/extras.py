@@ -5,6 +5,7 @@ import importlib.util
 import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal
 
 from saejax.app.experiment import Experiment
@@ -48,8 +49,10 @@ def _needed(e: Experiment) -> Iterator[tuple[Part, str, str, str]]:
     for source in e.text.sources or (e.text,):
         if source.source == "hub":
             yield "text", "text.source='hub'", "datasets", "data"
-        for parquet in _parquet(source)[:1]:
-            yield "text", f"text.paths={parquet!r}", "pyarrow", "data"
+        paths = _paths(source)
+        for end, package in ((".parquet", "pyarrow"), (".zst", "zstandard")):
+            if first := next((path for path in paths if ending(path).endswith(end)), None):
+                yield "text", f"text.paths={str(first)!r}", package, "data"
         if source.chat:
             yield "text", "text.chat=True", "jinja2", "chat"
     if e.lm.model and e.lm.backend == "torch":
@@ -63,10 +66,10 @@ def _needed(e: Experiment) -> Iterator[tuple[Part, str, str, str]]:
         yield "train", "train.wandb=True", "wandb", "wandb"
 
 
-def _parquet(source: SourceConfig) -> list[str]:
-    """The parquet files that a source names; what is wrong with its paths is said by whoever reads them."""
+def _paths(source: SourceConfig) -> list[Path]:
+    """The files that a source names; what is wrong with its paths is said by whoever reads them."""
     if source.source not in ("files", "prompts"):
         return []
     with contextlib.suppress(SaejaxError), warnings.catch_warnings(action="ignore"):
-        return [str(path) for path in files_of(source.paths) if ending(path) == ".parquet"]
+        return files_of(source.paths)
     return []

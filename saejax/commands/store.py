@@ -6,12 +6,14 @@
     saejax store sample STORE...            random rows with their tokens
                                             [--rows --seed --hook_point --tokenizer]
     saejax store import OUT FILE... --hook_point=blocks.6.resid_pre
-                                            .npy, .safetensors and .parquet files of [N, d] as a store
-                                            [--d --tensor --non_finite --model --revision
+                                            .npy, .npz, .safetensors, .pt, .parquet and .arrow files, or folders of
+                                            them, as a store   [--tensors in place of --hook_point: NAME=HOOK_POINT,...
+                                             --d --non_finite --model --revision
                                              --dtype --shard_rows --chunk_rows --seed]
 
-merge and import continue where they were when they are stopped. Imported files may hold integers token_id, document and
-position [N] beside the activations; without them token_id is -1, document the file's number, position its row there.
+merge and import continue where they were when they are stopped. Imported tensors are [tokens, d] or
+[sequences, positions, d]. Files may hold integers token_id, document and position beside them; without them token_id is
+-1, document the number of the sequence or of the file, and position the row there.
 """
 
 import contextlib
@@ -30,7 +32,12 @@ class Store(Command, takes="words", answers=True):
     hook_point: str = setting("", "This one, or the name that the activations get.", words=("sample", "import"))
     tokenizer: str = setting("", "Folder with tokenizer.json.", words=("sample",))
     d: int = setting(0, "Width that the files must have; 0 for any.", words=("import",), low=0)
-    tensor: str = setting("", "Tensor or column of each file.", words=("import",))
+    tensors: tuple[str, ...] = setting(
+        (),
+        "Tensors or columns by name: NAME=HOOK_POINT, or NAME where it is the hook point's own; * and ? as in names of "
+        "files. The name of an array without one is its file's, below the folder and without the ending.",
+        words=("import",),
+    )
     non_finite: str = setting("abort", "abort, or drop rows with NaN or infinity.", words=("import",))
     model: str = setting("", "The model they come from, for the record.", words=("import",))
     revision: str = setting("", "Its revision.", words=("import",))
@@ -112,17 +119,15 @@ class Store(Command, takes="words", answers=True):
         from saejax.store import ImportConfig, StoreLayout, StoreReader, import_files
         from saejax.store.norms import few_rows
 
-        if not self.hook_point:
-            raise ConfigError(
-                "import needs --hook_point, as in --hook_point=blocks.6.resid_pre: the name of what it reads."
-            )
         layout = StoreLayout(self.shard_rows, self.chunk_rows, self.dtype)
-        names = ("hook_point", "d", "tensor", "non_finite", "model", "revision", "seed")
+        names = ("hook_point", "d", "tensors", "non_finite", "model", "revision", "seed")
         config = ImportConfig(**{name: getattr(self, name) for name in names}, layout=layout)
         out, *files = paths
         rows, dropped = import_files(out, files, config, _bar("import"))
-        print(f"{out}: {rows:,} rows of {len(files)} files, {dropped:,} dropped because they were not finite")
-        for warning in few_rows(StoreReader.open(out), (self.hook_point,)):
+        reader = StoreReader.open(out)
+        count = len(reader.identity["imported"]["files"])
+        print(f"{out}: {rows:,} rows of {count} files, {dropped:,} dropped because they were not finite")
+        for warning in few_rows(reader, tuple(reader.hook_points)):
             print(f"warning: {warning}")
         return 0
 

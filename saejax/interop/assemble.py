@@ -13,9 +13,9 @@ from saejax.coders import TOPOLOGIES, CrossLayerTranscoder
 from saejax.coders.topologies import EPS
 from saejax.core.errors import DataError
 from saejax.core.files import replacing
+from saejax.core.torch_file import write_torch
 from saejax.interop.hooks import UNKNOWN
 from saejax.interop.tensors import write_safetensors
-from saejax.interop.torch_file import write_torch
 from saejax.trained import Kind, Origin, TrainedCoder, coder_of, sites_of
 
 NamedArrays = dict[str, np.ndarray]

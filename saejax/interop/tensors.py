@@ -1,8 +1,6 @@
 """Arrays and small texts of files that strangers wrote: bounded before memory is taken, nothing is executed."""
 
-import io
 import math
-import os
 import struct
 import zipfile
 from collections.abc import Mapping
@@ -13,14 +11,13 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from saejax.core.archives import LONGEST_HEADER, MOST_TENSORS, check_directory, check_regular, check_size
 from saejax.core.errors import DataError
 from saejax.core.files import read_bounded, read_json
 
 LARGEST_CONFIG, _BEGINNING = 4 << 20, 1 << 16
 # The longest configuration there is has a line for each of some hundred layers.
 _LARGEST_YAML, _MOST_BRACKETS, _MOST_TOKENS = 16 << 10, 100, 3000
-_MOST_TENSORS = 4096
-_LONGEST_HEADER = _MOST_TENSORS << 8  # a name and a shape for each
 # The loader's own converters raise them too, for words that a tag (!!bool x) or digits take for something else.
 _YAML_ERRORS = (ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 _BOMB_BYTES, _BOMB_RATIO = 64 << 20, 100
@@ -76,24 +73,14 @@ def whole_number(config: Mapping[str, Any], key: str, path: Path, low: int = 1) 
     return value
 
 
-def check_size(path: Path, n_bytes: int) -> None:
-    """Raises DataError where so many bytes would not fit into this machine's memory."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if n_bytes > memory:
-        raise DataError(
-            f"{path} says that it holds {n_bytes / 1e9:,.0f} GB of numbers; this machine has {memory / 1e9:,.0f} GB. "
-            "The file is damaged, or needs a larger machine."
-        )
-
-
 def read_safetensors(path: Path) -> dict[str, np.ndarray]:
     """All tensors as float32 (float64 and 16-bit ones too), with names as in the file."""
     _check_header(path)
     try:
         with safetensors.safe_open(path, framework="numpy") as handle:
             names = list(handle.keys())
-            if len(names) > _MOST_TENSORS:
-                raise DataError(f"{path} holds {len(names):,} tensors; a dictionary has at most {_MOST_TENSORS:,}.")
+            if len(names) > MOST_TENSORS:
+                raise DataError(f"{path} holds {len(names):,} tensors; a dictionary has at most {MOST_TENSORS:,}.")
             check_size(path, sum(4 * math.prod(handle.get_slice(name).get_shape()) for name in names))
             return {name: _floats(path, name, handle.get_tensor(name)) for name in names}
     except (safetensors.SafetensorError, OSError, ValueError, TypeError, OverflowError) as error:
@@ -126,8 +113,8 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
         check_directory(path)
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
-            if len(members) > _MOST_TENSORS:
-                raise DataError(f"{path} holds {len(members):,} arrays; a dictionary has at most {_MOST_TENSORS:,}.")
+            if len(members) > MOST_TENSORS:
+                raise DataError(f"{path} holds {len(members):,} arrays; a dictionary has at most {MOST_TENSORS:,}.")
             check_size(path, sum(member.file_size for member in members))
             for member in members:
                 _check_member(path, archive, member)
@@ -157,29 +144,8 @@ def _check_header(path: Path) -> None:
     check_regular(path)
     with path.open("rb") as handle:
         start = handle.read(8)
-    if len(start) == 8 and (size := struct.unpack("<Q", start)[0]) > _LONGEST_HEADER:
-        raise DataError(f"{path} has a header of {size:,} bytes; a dictionary's has at most {_LONGEST_HEADER:,}.")
-
-
-class _Short(io.FileIO):
-    """A file that is not read further at once than `_LONGEST_HEADER` bytes."""
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        if size is not None and size > _LONGEST_HEADER:
-            raise DataError(f"{self.name} has a directory of {size:,} bytes; a dictionary's is shorter.")
-        return super().read(size)
-
-
-def check_directory(path: Path) -> None:
-    """Raises DataError for a zip whose list of members alone would take seconds; and what zipfile raises."""
-    with _Short(path) as handle, zipfile.ZipFile(handle):
-        pass
-
-
-def check_regular(path: Path) -> None:
-    """Raises DataError for what is no file: a pipe would be waited on for ever."""
-    if not path.is_file():
-        raise DataError(f"{path} {'is not a file' if path.exists() else 'does not exist'}.")
+    if len(start) == 8 and (size := struct.unpack("<Q", start)[0]) > LONGEST_HEADER:
+        raise DataError(f"{path} has a header of {size:,} bytes; a dictionary's has at most {LONGEST_HEADER:,}.")
 
 
 def _floats(path: Path, name: str, array: np.ndarray) -> np.ndarray:

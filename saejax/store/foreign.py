@@ -1,23 +1,26 @@
-"""Activations that others wrote: [N, d] in .npy, .safetensors and .parquet files, read piece by piece.
+"""Activations that others wrote, read piece by piece: .npy, .npz, .safetensors, .pt, .parquet and .arrow files.
 
-The sizes that a header declares are compared with the file's length before anything is mapped or allocated. Nothing is
-ever unpickled.
+A file holds [tokens, d] or [sequences, positions, d] for one hook point or several, and integers beside them. The sizes
+that a header declares are compared with the file's length before anything is mapped or allocated. Nothing is ever
+unpickled.
 """
 
 import ast
+import functools
 import json
 import math
-import os
 import struct
-from collections.abc import Callable, Iterator
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from saejax.core.archives import MOST_TENSORS, StoredTensor, check_directory, stored_offset
 from saejax.core.errors import ConfigError, DataError
-from saejax.core.places import what_is
-from saejax.store.layout import BF16, METADATA_NAMES
+from saejax.core.torch_file import stored_tensors
+from saejax.store.layout import BF16
 
 _NPY_MAGIC = b"\x93NUMPY"
 _NPY_HEADER_BYTES = 1 << 14
@@ -27,230 +30,352 @@ _SAFETENSORS = {
     **{f"I{8 * n}": np.dtype(f"<i{n}") for n in (1, 2, 4, 8)},
     **{f"U{8 * n}": np.dtype(f"<u{n}") for n in (1, 2, 4, 8)},
     "BF16": BF16,
+    "BOOL": np.dtype(np.bool_),
 }
+_ARROW_END = b"\xff" * 4 + b"\0" * 4
+_DAMAGE = (ValueError, SyntaxError, TypeError, LookupError, AttributeError, MemoryError, RecursionError, struct.error)
 
-Piece = tuple[np.ndarray, dict[str, np.ndarray]]
 
-
-def open_foreign(path: str | os.PathLike[str], tensor: str = "") -> "ForeignRows":
-    """The activations in a file, by its ending: .npy, .safetensors, .parquet.
-
-    Args:
-        path: of the file.
-        tensor: name of the tensor or column; by default the only one that can be meant: two-dimensional, of floats
-            (a column: lists of floats).
-
-    Returns:
-        The file's N and d (`n_rows`, `width`), which of token_id, document and position it has too (`metadata`), and
-        its rows from one on in order: `pieces(start, size)` gives (float [n, d], {name: integers [n]}), n <= size.
+def open_tensors(path: Path, name: str) -> "Tensors":
+    """The tensors of a file, by its ending; `name` is that of an array without one (.npy, a bare tensor in .pt).
 
     Raises:
-        ConfigError: another ending, a name for a .npy file, or pyarrow is not installed.
-        DataError: the file is missing or damaged or contradicts its header; the tensor does not exist, or several could
-            be meant.
+        ConfigError: another ending, or pyarrow is not installed.
+        DataError: the file cannot be read, is damaged or contradicts its header; names it.
     """
-    path = Path(path)
-    openers: dict[str, Callable[[Path, str], ForeignRows]] = {
-        ".npy": _open_npy,
-        ".safetensors": _open_safetensors,
-        ".parquet": ParquetRows,
-    }
-    if path.suffix not in openers and (path.suffix or path.is_file()):
-        raise ConfigError(f"{path} ends in {path.suffix!r}; activations are read from {', '.join(openers)}.")
-    if not path.is_file():
-        raise DataError(f"{path} is no file: {what_is(path)}. Name files of activations.")
+    if path.suffix not in _OPENERS:
+        raise ConfigError(f"{path} ends in {path.suffix!r}; activations are read from {', '.join(ENDINGS)}.")
     try:
-        rows = openers[path.suffix](path, tensor)
+        return _OPENERS[path.suffix](path, name)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from None
-    if rows.n_rows < 1 or rows.width < 1:
-        raise DataError(f"{path} holds [{rows.n_rows}, {rows.width}] activations: there is nothing to import.")
-    return rows
 
 
-class MappedRows:
-    """Activations and metadata as memory maps: pages are read when a piece is, and never kept."""
+class Kind(NamedTuple):
+    """Axes of a tensor and the type of its numbers, as in float32."""
 
-    def __init__(self, activations: np.ndarray, metadata: dict[str, np.ndarray]) -> None:
-        self.n_rows, self.width = activations.shape
-        self.metadata = tuple(metadata)
-        self._activations, self._metadata = activations, metadata
+    axes: int
+    dtype: str
 
-    def pieces(self, start: int, size: int) -> Iterator[Piece]:
-        for low in range(start, self.n_rows, size):
-            piece = slice(low, min(self.n_rows, low + size))
-            yield self._activations[piece], {name: np.asarray(values[piece]) for name, values in self._metadata.items()}
+    @property
+    def floats(self) -> bool:
+        """It may hold activations."""
+        return self.axes in (2, 3) and self.dtype in ("float16", "float32", "float64", "bfloat16")
+
+    @property
+    def integers(self) -> bool:
+        """It may hold token ids, documents, positions or a mask."""
+        return self.axes in (1, 2) and self.dtype.startswith(("int", "uint", "bool"))
 
 
-def _open_npy(path: Path, tensor: str) -> MappedRows:
-    if tensor:
-        raise ConfigError(f"{path}: an .npy file holds one array without a name; leave out --tensor={tensor}.")
+class Column(NamedTuple):
+    """A tensor of a file as rows: activations [..., d], flattened but for d, or integers."""
+
+    path: Path
+    tensors: "Tensors"
+    name: str
+    shape: tuple[int, ...]
+    width: int  # 0: integers
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """The axes that are flattened to rows."""
+        return self.shape[:-1] if self.width else self.shape
+
+    @property
+    def rows(self) -> int:
+        return math.prod(self.lead)
+
+    def read(self, low: int, high: int) -> np.ndarray:
+        """Rows [low, high) of a mapped tensor."""
+        assert isinstance(self.tensors, Arrays), "a table is read in pieces"
+        each = math.prod(self.lead[1:])
+        first, last = low // each, -(-high // each)
+        try:
+            mapped = self.tensors.stored[self.name].map(self.path)
+        except (OSError, ValueError, TypeError) as error:
+            raise DataError(f"{self.path} changed while it was read ({error}). Run the command again.") from None
+        flat = mapped[first:last].reshape(-1, *self.shape[len(self.lead) :])
+        return flat[low - first * each : high - first * each]
+
+
+class Arrays:
+    """Tensors that lie in a file as they are. They are mapped when a piece is read, and not kept open.
+
+    Args:
+        stored: by name.
+        others: kinds of tensors that are there and cannot be read.
+    """
+
+    def __init__(self, stored: Mapping[str, StoredTensor], others: Mapping[str, Kind] | None = None) -> None:
+        self.stored = stored
+        kinds = {name: Kind(len(tensor.shape), tensor.dtype.name) for name, tensor in stored.items()}
+        self.kinds = kinds | dict(others or {})
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.stored[name].shape
+
+
+def _open_npy(path: Path, name: str) -> Arrays:
     try:
-        dtype, shape, fortran, offset = _npy_header(path)
-    except (ValueError, SyntaxError, TypeError, LookupError, MemoryError, RecursionError, struct.error) as error:
+        with path.open("rb") as handle:
+            tensor = _npy_header(handle)
+    except _DAMAGE as error:
         raise DataError(f"{path} is no readable .npy file: {error}.") from None
-    if len(shape) != 2:
-        raise DataError(f"{path} has shape {list(shape)}; activations are [N, d].")
-    wanted, there = math.prod(shape) * dtype.itemsize, path.stat().st_size - offset
+    wanted, there = math.prod(tensor.shape) * tensor.dtype.itemsize, path.stat().st_size - tensor.offset
     if wanted != there:
-        raise DataError(f"{path} says it holds {list(shape)} {dtype}, {wanted:,} bytes, but {there:,} follow.")
-    return MappedRows(_mapped(path, dtype, shape, offset, "F" if fortran else "C"), {})
+        raise DataError(
+            f"{path} says it holds {list(tensor.shape)} {tensor.dtype}, {wanted:,} bytes, but {there:,} follow."
+        )
+    return Arrays({name: tensor})
 
 
-def _npy_header(path: Path) -> tuple[np.dtype, tuple[int, ...], bool, int]:
-    """(dtype, shape, column by column, where the data begin), without numpy's reader, which may allocate first."""
-    with path.open("rb") as handle:
-        magic = handle.read(8)
-        if magic[:6] != _NPY_MAGIC or magic[6:7] not in (b"\x01", b"\x02", b"\x03"):
-            raise ValueError("it does not begin as one")
-        code = "<H" if magic[6] == 1 else "<I"
-        (length,) = struct.unpack(code, handle.read(struct.calcsize(code)))
-        if length > _NPY_HEADER_BYTES:
-            raise ValueError(f"its header claims {length:,} bytes")
-        header = ast.literal_eval(handle.read(length).decode("utf-8").strip())
-        offset = handle.tell()
+def _open_npz(path: Path, name: str) -> Arrays:
+    stored = {}
+    try:
+        check_directory(path)
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            if len(members) > MOST_TENSORS:
+                raise ValueError(f"it has {len(members):,} arrays, at most {MOST_TENSORS:,} are read")
+            for member in members:
+                begin = stored_offset(path, member)
+                with archive.open(member) as handle:
+                    tensor = _npy_header(handle)
+                if math.prod(tensor.shape) * tensor.dtype.itemsize != member.file_size - tensor.offset:
+                    raise ValueError(f"{member.filename} says it is {list(tensor.shape)}, its size is another")
+                stored[member.filename.removesuffix(".npy")] = tensor._replace(offset=begin + tensor.offset)
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, *_DAMAGE) as error:
+        raise DataError(f"{path} is no readable .npz file: {error}.") from None
+    return Arrays(stored)
+
+
+def _npy_header(handle: Any) -> StoredTensor:
+    """The array of a handle at its beginning, without numpy's reader, which may allocate first."""
+    magic = handle.read(8)
+    if magic[:6] != _NPY_MAGIC or magic[6:7] not in (b"\x01", b"\x02", b"\x03"):
+        raise ValueError("it does not begin as one")
+    code = "<H" if magic[6] == 1 else "<I"
+    (length,) = struct.unpack(code, handle.read(struct.calcsize(code)))
+    if length > _NPY_HEADER_BYTES:
+        raise ValueError(f"its header claims {length:,} bytes")
+    header = ast.literal_eval(handle.read(length).decode("utf-8").strip())
     descr, shape, fortran = header["descr"], header["shape"], header["fortran_order"]
     if not isinstance(descr, str) or "O" in descr:
         raise ValueError(f"it holds {descr!r}: Python objects and records are never read")
     # What np.save makes of ml_dtypes.bfloat16: two bytes without a meaning.
     dtype = BF16 if descr in ("<V2", "|V2") else np.dtype(descr)
-    if dtype != BF16 and (dtype.kind != "f" or dtype.itemsize not in (2, 4, 8)):
-        raise ValueError(f"it holds {descr!r}, not float16, float32, float64 or bfloat16")
+    if dtype != BF16 and (dtype.kind not in "fiub" or dtype.itemsize > 8):
+        raise ValueError(f"it holds {descr!r}, not float16, float32, float64, bfloat16, integers or bool")
     if not isinstance(shape, tuple) or not all(type(n) is int and n >= 0 for n in shape):
         raise ValueError(f"its shape is {shape!r}")
-    return dtype, shape, bool(fortran), offset
+    # Column by column: each axis steps over all those before it.
+    steps = tuple(math.prod(shape[:axis]) * dtype.itemsize for axis in range(len(shape))) if fortran else None
+    return StoredTensor(dtype, shape, handle.tell(), steps)
 
 
-def _open_safetensors(path: Path, tensor: str) -> MappedRows:
+def _open_safetensors(path: Path, name: str) -> Arrays:
     try:
-        tensors = _safetensors_header(path)
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, struct.error) as error:
-        raise DataError(f"{path} is no readable .safetensors file: {error}.") from None
-    floats = [
-        name for name, (dtype, shape, _) in tensors.items() if len(shape) == 2 and (dtype == BF16 or dtype.kind == "f")
-    ]
-    name = chosen(path, "two-dimensional tensor of floats", floats, tensor)
-    dtype, shape, offset = tensors[name]
-    metadata = {}
-    for key in METADATA_NAMES:
-        if key in tensors and key != name:
-            kind, size, at = tensors[key]
-            if size != shape[:1] or kind.kind not in "iu":
-                raise DataError(f"{path}: {key} is {kind}{list(size)}; it must be integers [{shape[0]}].")
-            metadata[key] = _mapped(path, kind, size, at) if shape[0] else np.zeros(0, np.int32)
-    return MappedRows(_mapped(path, dtype, shape, offset), metadata)
-
-
-def _safetensors_header(path: Path) -> dict[str, tuple[np.dtype, tuple[int, ...], int]]:
-    """name -> (dtype, shape, where its data begin), each checked to lie within the file."""
-    size = path.stat().st_size
-    with path.open("rb") as handle:
-        (length,) = struct.unpack("<Q", handle.read(8))
-        if length > min(_SAFETENSORS_HEADER_BYTES, size - 8):
-            raise ValueError(f"its header claims {length:,} bytes, the file has {size:,}")
-        header = json.loads(handle.read(length))
-    tensors = {}
-    for name, entry in header.items():
-        if name == "__metadata__" or entry["dtype"] not in _SAFETENSORS:
-            continue
-        dtype, shape, (low, high) = _SAFETENSORS[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
-        if not all(type(n) is int and n >= 0 for n in (*shape, low, high)):
-            raise ValueError(f"{name!r} has shape {shape!r} at {low!r} to {high!r}")
-        if math.prod(shape) * dtype.itemsize != high - low or 8 + length + high > size:
-            raise ValueError(
-                f"{name!r} says it is {entry['dtype']}{list(shape)} in the bytes {low:,} to {high:,}, which does not "
-                f"fit its size or the file's {size:,} bytes"
-            )
-        tensors[name] = (dtype, shape, 8 + length + low)
-    return tensors
-
-
-class ParquetRows:
-    """A column of lists of floats, all of one length, and columns of integers beside it; pyarrow reads it."""
-
-    def __init__(self, path: Path, tensor: str) -> None:
-        try:
-            import pyarrow.parquet
-            from pyarrow import types
-        except ImportError:
-            raise ConfigError(f"{path}: reading .parquet needs pyarrow; install saejax[data].") from None
-        self._path, self._failures = path, (pyarrow.ArrowException, OSError)
-        try:
-            self._file = pyarrow.parquet.ParquetFile(path)
-        except self._failures as error:
-            raise DataError(f"{path} is no readable .parquet file: {error}.") from None
-        schema = self._file.schema_arrow
-        is_one = (types.is_list, types.is_large_list, types.is_fixed_size_list)
-        lists = [field for field in schema if any(is_kind(field.type) for is_kind in is_one)]
-        floats = [field.name for field in lists if types.is_floating(field.type.value_type)]
-        self._column = chosen(path, "column of lists of floats", floats, tensor)
-        self.metadata = tuple(name for name in METADATA_NAMES if name in schema.names and name != self._column)
-        self.n_rows: int = self._file.metadata.num_rows
-        self.width = 0
-        first = next(self.pieces(0, 1), None)
-        if first is not None:
-            self.width = first[0].shape[1]
-
-    def pieces(self, start: int, size: int) -> Iterator[Piece]:
-        row = 0
-        for group in range(self._file.num_row_groups):
-            rows = self._file.metadata.row_group(group).num_rows
-            end = row + rows
-            if end <= start:
-                row = end
+        with path.open("rb") as handle:
+            header, begin = _safetensors_header(handle, path.stat().st_size)
+        stored, others = {}, {}
+        for key, entry in header.items():
+            shape, (low, high) = tuple(entry["shape"]), entry["data_offsets"]
+            if not all(type(n) is int and n >= 0 for n in (*shape, low, high)):
+                raise ValueError(f"{key!r} has shape {shape!r} at {low!r} to {high!r}")
+            dtype = _SAFETENSORS.get(entry["dtype"])
+            if dtype is None:
+                others[key] = Kind(len(shape), str(entry["dtype"]))
                 continue
-            try:
-                for batch in self._file.iter_batches(size, row_groups=[group], columns=[self._column, *self.metadata]):
-                    before = max(0, start - row)  # rows of this batch that lie before `start`
-                    if before < batch.num_rows:
-                        yield self._arrays(batch.slice(before), row + before)
-                    row += batch.num_rows
-            except self._failures as error:
-                raise DataError(f"{self._path} is damaged at row {row:,} or behind: {error}.") from None
-            if row != end:
-                held = row - end + rows
-                raise DataError(f"{self._path}: its row group {group} says {rows:,} rows and holds {held:,}.")
-
-    def _arrays(self, batch: Any, row: int) -> Piece:
-        column = batch.column(self._column)
-        flat = column.flatten()
-        n = len(column)
-        width = self.width or len(flat) // n
-        lengths = np.asarray(column.value_lengths()) if hasattr(column, "value_lengths") else np.full(n, len(flat) // n)
-        if column.null_count or flat.null_count or (lengths != width).any():
-            raise DataError(
-                f"{self._path}: column {self._column!r}, rows {row:,} to {row + n:,}: every list must hold {width} "
-                "numbers and nothing may be missing."
-            )
-        metadata = {}
-        for name in self.metadata:
-            values = batch.column(name)
-            if values.null_count:
-                raise DataError(f"{self._path}: column {name!r} has missing values in rows {row:,} to {row + n:,}.")
-            metadata[name] = values.to_numpy(zero_copy_only=False)
-        return flat.to_numpy(zero_copy_only=False).reshape(n, width), metadata
+            if math.prod(shape) * dtype.itemsize != high - low or begin + high > path.stat().st_size:
+                raise ValueError(
+                    f"{key!r} says it is {entry['dtype']}{list(shape)} in the bytes {low:,} to {high:,}, which does "
+                    f"not fit its size or the file's {path.stat().st_size:,} bytes"
+                )
+            stored[key] = StoredTensor(dtype, shape, begin + low)
+    except _DAMAGE as error:
+        raise DataError(f"{path} is no readable .safetensors file: {error}.") from None
+    return Arrays(stored, others)
 
 
-ForeignRows = MappedRows | ParquetRows
+def _safetensors_header(handle: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
+    """(entries of the tensors by name, where their data begin)"""
+    (length,) = struct.unpack("<Q", handle.read(8))
+    if length > min(_SAFETENSORS_HEADER_BYTES, size - 8):
+        raise ValueError(f"its header claims {length:,} bytes, the file has {size:,}")
+    header = json.loads(handle.read(length))
+    return {name: entry for name, entry in header.items() if name != "__metadata__"}, 8 + length
 
 
-def chosen(path: Path, what: str, there: list[str], wanted: str) -> str:
-    """The name asked for, or the only one there is.
+def _open_torch(path: Path, name: str) -> Arrays:
+    return Arrays({key or name: tensor for key, tensor in stored_tensors(path).items()})
 
-    Raises:
-        DataError: no such name, none at all, or several.
+
+class Table:
+    """Columns of numbers, or of lists of one length, one in another; pyarrow reads them, record by record.
+
+    A reader of a format gives `_records`, the batches of some columns from a record on.
     """
-    if wanted in there:
-        return wanted
-    names = ", ".join(map(repr, there[:20])) or "none"
-    if wanted:
-        raise DataError(f"{path} has no {what} {wanted!r}; it has: {names}.")
-    if len(there) != 1:
-        raise DataError(f"{path} has {len(there)} candidates for a {what}: {names}. Name one with --tensor.")
-    return there[0]
+
+    def __init__(self, path: Path, name: str) -> None:
+        try:
+            import pyarrow
+        except ImportError:
+            raise ConfigError(f"{path}: reading {path.suffix} needs pyarrow; install saejax[data].") from None
+        self.path, self._failures = path, (pyarrow.ArrowException, OSError)
+        try:
+            schema, self.records = self._open()
+        except self._failures as error:
+            raise DataError(f"{path} is no readable {path.suffix} file: {_one_line(error)}.") from None
+        self.kinds = {field.name: _kind_of(field.type) for field in schema}
+
+    def _open(self) -> tuple[Any, int]:
+        """(schema, records)"""
+        raise NotImplementedError
+
+    def _records(self, names: list[str], first: int, count: int) -> Iterator[Any]:
+        """Batches of at most `count` records from `first` on, which have the columns `names`."""
+        raise NotImplementedError
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """[records, ...], as the first record is."""
+        tail: list[int] = []
+        for batch in self._batches([name], 0, 1):
+            values = _storage(batch.column(name))
+            while len(tail) < self.kinds[name].axes - 1:
+                values = values.flatten()
+                tail.append(len(values) // math.prod(tail))
+            break
+        return (self.records, *tail)
+
+    def pieces(self, columns: Mapping[str, Column], start: int, size: int) -> Iterator[dict[str, np.ndarray]]:
+        """Rows of `columns`, which have as many, from `start` on: about `size` at once."""
+        each = next(iter(columns.values())).rows // self.records
+        record, skip = divmod(start, each)
+        names = list(dict.fromkeys(column.name for column in columns.values()))
+        for batch in self._batches(names, record, max(1, size // each)):
+            yield {target: self._dense(batch, column, record)[skip:] for target, column in columns.items()}
+            record, skip = record + batch.num_rows, 0
+
+    def _batches(self, names: list[str], first: int, count: int) -> Iterator[Any]:
+        record = first
+        try:
+            for batch in self._records(names, first, count):
+                batch.validate(full=True)  # lists that lead out of their numbers
+                yield batch
+                record += batch.num_rows
+        except self._failures as error:
+            raise DataError(f"{self.path} is damaged at row {record:,} or behind: {_one_line(error)}.") from None
+
+    def _dense(self, batch: Any, column: Column, record: int) -> np.ndarray:
+        values = _storage(batch.column(column.name))
+        for length in column.shape[1:]:
+            fixed = not hasattr(values, "value_lengths")
+            lengths = np.array([values.type.list_size]) if fixed else np.asarray(values.value_lengths())
+            if values.null_count or (lengths != length).any():
+                raise self._ragged(column, record, batch)
+            values = values.flatten()
+        if values.null_count:
+            raise self._ragged(column, record, batch)
+        flat: np.ndarray = values.to_numpy(zero_copy_only=False)
+        return flat.reshape(-1, column.width) if column.width else flat
+
+    def _ragged(self, column: Column, record: int, batch: Any) -> DataError:
+        lengths = ", ".join(map(str, column.shape[1:]))
+        every = f"every list must hold {lengths} numbers and " if lengths else ""
+        return DataError(
+            f"{self.path}: column {column.name!r}, rows {record:,} to {record + batch.num_rows:,}: {every}nothing may "
+            "be missing."
+        )
 
 
-def _mapped(path: Path, dtype: np.dtype, shape: tuple[int, ...], offset: int, order: Any = "C") -> np.ndarray:
-    if 0 in shape:
-        return np.zeros(shape, dtype)
-    return np.memmap(path, dtype, "r", offset, shape, order)
+class Parquet(Table):
+    """A .parquet file."""
+
+    def _open(self) -> tuple[Any, int]:
+        from pyarrow import parquet
+
+        self._reader = functools.partial(parquet.ParquetFile, self.path)
+        with self._reader() as file:
+            return file.schema_arrow, file.metadata.num_rows
+
+    def _records(self, names: list[str], first: int, count: int) -> Iterator[Any]:
+        row = 0
+        with self._reader() as file:
+            for group in range(file.num_row_groups):
+                rows = file.metadata.row_group(group).num_rows
+                end = row + rows
+                if end <= first:
+                    row = end
+                    continue
+                for batch in file.iter_batches(count, row_groups=[group], columns=names):
+                    before = max(0, first - row)  # rows of this batch that lie before `first`
+                    if before < batch.num_rows:
+                        yield batch.slice(before)
+                    row += batch.num_rows
+                if row != end:
+                    held = row - end + rows
+                    raise DataError(f"{self.path}: its row group {group} says {rows:,} rows and holds {held:,}.")
+
+
+class ArrowStream(Table):
+    """An .arrow file, as `datasets` saves it and as pyarrow.ipc writes it; the numbers are mapped."""
+
+    def _open(self) -> tuple[Any, int]:
+        from pyarrow import ipc, memory_map
+
+        with self.path.open("rb") as handle:
+            seekable = handle.read(6) == b"ARROW1"
+            handle.seek(max(0, self.path.stat().st_size - len(_ARROW_END)))
+            if not seekable and handle.read() != _ARROW_END:  # else a cut one would only be shorter
+                raise OSError("its end is missing")
+        self._reader: Callable[[], Any] = lambda: (ipc.open_file if seekable else ipc.open_stream)(
+            memory_map(str(self.path))
+        )
+        return self._reader().schema, sum(batch.num_rows for batch in self._stored())
+
+    def _stored(self) -> Iterator[Any]:
+        reader = self._reader()
+        if hasattr(reader, "num_record_batches"):
+            return (reader.get_batch(number) for number in range(reader.num_record_batches))
+        return iter(reader)
+
+    def _records(self, names: list[str], first: int, count: int) -> Iterator[Any]:
+        row = 0
+        for batch in self._stored():
+            columns = batch.select(names)
+            for low in range(max(0, first - row), batch.num_rows, count):
+                yield columns.slice(low, count)
+            row += batch.num_rows
+
+
+Tensors = Arrays | Table
+_OPENERS: dict[str, Callable[[Path, str], Tensors]] = {
+    ".npy": _open_npy,
+    ".npz": _open_npz,
+    ".safetensors": _open_safetensors,
+    **dict.fromkeys((".pt", ".pth"), _open_torch),
+    ".parquet": Parquet,
+    ".arrow": ArrowStream,
+}
+ENDINGS = tuple(_OPENERS)
+
+
+def _kind_of(kind: Any) -> Kind:
+    """Axes and numbers of a column of pyarrow's type."""
+    from pyarrow import types
+
+    axes, kind = 1, getattr(kind, "storage_type", kind)
+    while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        axes, kind = axes + 1, kind.value_type
+    numbers = types.is_floating(kind) or types.is_integer(kind) or types.is_boolean(kind)
+    return Kind(axes, np.dtype(kind.to_pandas_dtype()).name if numbers else str(kind))
+
+
+def _storage(column: Any) -> Any:
+    """The lists of a column; `datasets` has a type of its own for arrays of two axes."""
+    return getattr(column, "storage", column)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]

@@ -4,14 +4,13 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from saejax.core.errors import ConfigError, DataError
-from saejax.store.foreign import ForeignRows, Piece, open_foreign
 from saejax.store.layout import METADATA_NAMES, StoreLayout
+from saejax.store.parts import MASK, Naming, Part, open_parts
 from saejax.store.shard import finite_rows
 from saejax.store.writer import StoreWriter
 
@@ -24,17 +23,17 @@ class ImportConfig:
     """Settings of an import of files.
 
     Attributes:
-        hook_point: the name that the activations get, as blocks.6.resid_pre.
-        tensor: name of the tensor or column in each file; empty for the only one that can be meant.
-        d: the width that the files must have; 0 for any.
+        hook_point: the name that the only tensor of activations in each file gets, as blocks.6.resid_pre; or
+        tensors: names of tensors and their hook points, as `Naming` has them.
+        d: the width that all activations must have; 0 for any.
         non_finite: `abort`, or `drop` the rows that hold NaN or infinity, also after rounding to bfloat16 (counted as
             dropped_non_finite).
         model, revision: which language model they come from, for the record; empty for unknown.
         layout, seed: of the store.
     """
 
-    hook_point: str
-    tensor: str = ""
+    hook_point: str = ""
+    tensors: tuple[str, ...] = ()
     d: int = 0
     non_finite: str = "abort"
     model: str = ""
@@ -42,11 +41,16 @@ class ImportConfig:
     layout: StoreLayout = dataclasses.field(default_factory=StoreLayout)
     seed: int = 0
 
+    @property
+    def naming(self) -> Naming:
+        return Naming(self.hook_point, tuple(self.tensors))
+
     def __post_init__(self) -> None:
         if self.non_finite not in ("abort", "drop"):
             raise ConfigError(f"non_finite is {self.non_finite!r}; it must be abort or drop.")
         if self.revision and not self.model:
             raise ConfigError(f"revision={self.revision} without a model: name the model too.")
+        _ = self.naming
 
 
 def import_files(
@@ -55,12 +59,15 @@ def import_files(
     config: ImportConfig,
     progress: Callable[[int, int], Callable[[int], object]] = lambda total, done: lambda rows: None,
 ) -> tuple[int, int]:
-    """Write the rows of `files`, in the order given, into the store `out`.
+    """Write the rows of `files`, in the order given, into the store `out`; of a folder all files, by their numbers.
 
-    Tensors or columns named token_id, document and position become the store's metadata; either all files have one or
-    none. Without them token_id is -1, document is the number of the file (from 0) and position is the row in that file,
-    so that every row can still be traced. The identity holds each file's name, size and sha256. Killed at any moment
-    and run again, the import continues and leaves the same bytes.
+    Tensors are [tokens, d] or [sequences, positions, d]. Those of one hook point follow one another file by file, and
+    those of several hook points lie side by side. Tensors or columns of integers named token_id, document and position
+    (also token_ids, tokens, input_ids, documents, positions) become the store's metadata. Without them token_id is -1;
+    document is the number of the sequence, where there are no sequences of the file (from 0); position is the place in
+    the sequence, or the row in the file: so every row can still be traced. Rows where attention_mask is 0 are left out,
+    and counted as dropped_padding. The identity holds each file's name, size
+    and sha256. Killed at any moment and run again, the import continues and leaves the same bytes.
 
     Returns:
         (rows of the store, rows dropped because they were not finite).
@@ -72,84 +79,83 @@ def import_files(
     """
     if not files:
         raise ConfigError("There is no file to import: name at least one.")
-    sources = [open_foreign(path, config.tensor) for path in files]
-    _check_fit(files, sources, config.d)
-    total = sum(source.n_rows for source in sources)
+    parts = open_parts([os.fspath(file) for file in files], config.naming)
+    for name, width in parts[0].widths.items():
+        if config.d and width != config.d:
+            raise DataError(f"{parts[0].columns[name].path} has width {width}, but d={config.d} was asked for.")
     with StoreWriter.open(
         out,
-        identity=_import_identity(files, sources, config),
-        hook_points={config.hook_point: sources[0].width},
-        n_tokens=total,
+        identity=_import_identity(parts, config),
+        hook_points=parts[0].widths,
+        n_tokens=sum(part.n_rows for part in parts),
         layout=config.layout,
         seed=config.seed,
     ) as writer:
         if not writer.complete:
-            advance = progress(total, writer.committed_rows)
+            advance = progress(sum(part.n_rows for part in parts), writer.committed_rows)
             begin = writer.resume or {"file": 0, "row": 0}
-            for number in range(begin["file"], len(sources)):
+            sequences = [part.lead[0] if len(part.lead) > 1 else 1 for part in parts]
+            for number in range(begin["file"], len(parts)):
                 row = begin["row"] if number == begin["file"] else 0
-                size = max(1, min(_MOST_PIECE_ROWS, _PIECE_BYTES // (4 * sources[number].width)))
-                for piece in sources[number].pieces(row, size):
-                    before = writer.rows
-                    _append(writer, config, files[number], {"file": number, "row": row}, piece)
-                    row += len(piece[0])
-                    advance(writer.rows - before)
+                before = sum(sequences[:number])
+                size = max(1, min(_MOST_PIECE_ROWS, _PIECE_BYTES // (4 * sum(parts[number].widths.values()))))
+                for piece in parts[number].pieces(row, size):
+                    written = writer.rows
+                    _append(writer, config, parts[number], before, {"file": number, "row": row}, piece)
+                    row += len(next(iter(piece.values())))
+                    advance(writer.rows - written)
             writer.finish()
         return writer.committed_rows, writer.counters.get("dropped_non_finite", 0)
 
 
 def _append(
-    writer: StoreWriter, config: ImportConfig, path: str | os.PathLike[str], cursor: dict[str, Any], piece: Piece
+    writer: StoreWriter,
+    config: ImportConfig,
+    part: Part,
+    before: int,
+    cursor: dict[str, int],
+    piece: dict[str, np.ndarray],
 ) -> None:
-    """Hand the rows of a piece that are to be stored to the writer."""
-    activations, metadata = piece
-    finite = finite_rows(activations)
+    """Hand the rows of a piece that are to be stored to the writer; `before` its part are so many documents."""
+    row = cursor["row"]
+    padding = piece[MASK] == 0 if MASK in piece else np.zeros(len(next(iter(piece.values()))), bool)
+    finite_of = {name: finite_rows(piece[name]) | padding for name in part.widths}
+    finite = np.logical_and.reduce(list(finite_of.values()))
     dropped = int((~finite).sum())
     if dropped and config.non_finite == "abort":
-        first = cursor["row"] + int(np.flatnonzero(~finite)[0])
+        name = next(name for name, rows in finite_of.items() if not rows.all())
+        first = row + int(np.flatnonzero(~finite_of[name])[0])
         raise DataError(
-            f"{os.fspath(path)}: NaN or infinity (as bfloat16) in {dropped} of the {len(finite):,} rows from "
-            f"{cursor['row']:,} on, the first is row {first:,}. Mend the file, or leave such rows out with "
-            "--non_finite=drop."
+            f"{part.columns[name].path}: NaN or infinity (as bfloat16) in {(~finite_of[name]).sum()} of the "
+            f"{len(finite):,} rows from {row:,} on, the first is row {first:,} of {name}. Mend the file, or leave such "
+            "rows out with --non_finite=drop."
         )
-    unknown = {
-        "token_id": np.full(len(finite), -1),
-        "document": np.full(len(finite), cursor["file"]),
-        "position": cursor["row"] + np.arange(len(finite)),
-    }
+    rows = row + np.arange(len(finite))
+    document, position = np.divmod(rows, part.lead[1]) if len(part.lead) > 1 else (np.zeros_like(rows), rows)
+    unknown = {"token_id": np.full(len(finite), -1), "document": before + document, "position": position}
+    keep = finite & ~padding
     writer.append(
-        {config.hook_point: activations[finite]},
-        {name: metadata.get(name, unknown[name])[finite] for name in METADATA_NAMES},
+        {name: piece[name][keep] for name in part.widths},
+        {name: piece.get(name, unknown[name])[keep] for name in METADATA_NAMES},
         cursor=cursor,
-        counters={"dropped_non_finite": dropped},
+        counters={"dropped_non_finite": dropped} | ({"dropped_padding": int(padding.sum())} if MASK in piece else {}),
     )
 
 
-def _check_fit(files: Sequence[str | os.PathLike[str]], sources: Sequence[ForeignRows], d: int) -> None:
-    if d and sources[0].width != d:
-        raise DataError(f"{os.fspath(files[0])} has width {sources[0].width}, but d={d} was asked for.")
-    for path, source in zip(files, sources, strict=True):
-        for what in ("width", "metadata"):
-            first, other = (getattr(s, what) for s in (sources[0], source))
-            if first != other:
-                raise DataError(
-                    f"{os.fspath(path)} has {what} {other}, {os.fspath(files[0])} has {first}: import them separately."
-                )
-
-
-def _import_identity(
-    files: Sequence[str | os.PathLike[str]], sources: Sequence[ForeignRows], config: ImportConfig
-) -> dict[str, Any]:
+def _import_identity(parts: Sequence[Part], config: ImportConfig) -> dict[str, Any]:
+    rows = {column.path: column.rows for part in parts for column in part.columns.values()}
     entries = []
-    for path, source in zip(files, sources, strict=True):
-        with open(path, "rb") as handle:
+    for path, count in rows.items():
+        with path.open("rb") as handle:
             digest = hashlib.file_digest(handle, "sha256").hexdigest()
         # The name alone: the files may move to another folder between two runs.
-        entries.append({"name": Path(path).name, "rows": source.n_rows, "sha256": digest})
+        entries.append({"name": path.name, "rows": count, "sha256": digest})
+    # Sequences say which document a row is of and where it stands there.
+    known = {"document", "position"} if all(len(part.lead) > 1 for part in parts) else set[str]()
     imported = {
         "files": entries,
-        "tensor": config.tensor,
-        "metadata": list(sources[0].metadata),
+        "tensors": list(config.tensors),
+        "metadata": [name for name in METADATA_NAMES if name in known or name in parts[0].columns],
         "non_finite": config.non_finite,
     }
     lm = {"lm": {"model": config.model, "revision": config.revision}} if config.model else {}

@@ -20,11 +20,12 @@ class SourceConfig(Settings, section="text"):
     )
     paths: tuple[str, ...] = setting(
         (),
-        "For files and prompts: .txt (of UTF-8), .jsonl or .parquet files, folders of them, or glob patterns. A file "
-        "that is named twice is read once. Other files of a folder are left out, with a warning.",
+        "For files and prompts: files, folders of them, or glob patterns; .txt (of UTF-8), .jsonl, .json (a list of "
+        "objects or texts), .csv (the first row names the columns), .gz and .zst of these, and .parquet. A file that "
+        "is named twice is read once. Other files of a folder are left out, with a warning.",
         place="path",
     )
-    column: str = setting("text", "Field of a .jsonl, .parquet or hub row that holds the text.")
+    column: str = setting("text", "Field of a row that holds the text. A .txt and a .json of texts have no fields.")
     template: str = setting(
         "",
         "If set, the text of a row is `template.format(**row)` instead of one column. A row with a null where the text "
@@ -46,7 +47,7 @@ class SourceConfig(Settings, section="text"):
         "With chat, what the chat template takes for the present (strftime_now), as in 2026-01-31. A template that "
         "needs it is refused without: a stored text must not depend on the day that it is read.",
     )
-    dataset: str = setting("", "For hub: a Hugging Face dataset, which is streamed.", place="id")
+    dataset: str = setting("", "For hub: a Hugging Face dataset, which is streamed; or the folder of one.", place="id")
     subset: str = setting("", "For hub: the dataset's configuration.")
     dataset_split: str = setting("train", "For hub: the dataset's split.")
     revision: str = setting("", "For hub: commit, tag or branch; pin it.")

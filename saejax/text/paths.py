@@ -9,18 +9,27 @@ from pathlib import Path
 
 from saejax.core.errors import ConfigError, DataError
 
-ENDINGS = (".txt", ".jsonl", ".parquet")
+_PLAIN = (".txt", ".jsonl", ".json", ".csv")
+COMPRESSED = (".gz", ".zst")
+ENDINGS = (*_PLAIN, ".parquet", *(plain + packed for plain in _PLAIN for packed in COMPRESSED))
+_TAKEN = f"{', '.join(_PLAIN)} (and {' and '.join(COMPRESSED)} of these), .parquet"
 
 _REMEDIES = {
-    ".json": "write .json as .jsonl, one object a line (jq -c '.[]')",
-    **dict.fromkeys((".csv", ".tsv"), "write tables as .jsonl or .parquet"),
-    **dict.fromkeys((".gz", ".zst", ".bz2", ".xz", ".zip"), "unpack what is compressed"),
+    ".tsv": "write tables as .csv, .jsonl or .parquet",
+    **dict.fromkeys((".gz", ".zst"), "name what is compressed by its kind, as .jsonl.gz"),
+    **dict.fromkeys((".bz2", ".xz", ".zip"), "unpack what is compressed, or compress it as .gz or .zst"),
 }
 
 
 def ending(path: Path) -> str:
-    """The kind that a file is read as, by its name: x.TXT is text."""
-    return path.suffix.lower()
+    """The kind that a file is read as, by its name: x.TXT is text, x.jsonl.gz compressed lines."""
+    last, before = path.suffix.lower(), path.with_suffix("").suffix.lower() if path.suffix else ""
+    return before + last if last in COMPRESSED and before in _PLAIN else last
+
+
+def kind_of(path: Path) -> str:
+    """Its ending without that of a compression."""
+    return next((plain for plain in _PLAIN if ending(path).startswith(f"{plain}.")), ending(path))
 
 
 def files_of(patterns: Iterable[str]) -> list[Path]:
@@ -71,9 +80,7 @@ def _expand(pattern: str) -> list[Path]:
             )
         if ending(p) not in ENDINGS:
             remedy = f" Or {_REMEDIES[ending(p)]}." if ending(p) in _REMEDIES else ""
-            raise DataError(
-                f"{shown(p)}: cannot read {p.suffix!r} files; text.paths takes {', '.join(ENDINGS)}.{remedy}"
-            )
+            raise DataError(f"{shown(p)}: cannot read {p.suffix!r} files; text.paths takes {_TAKEN}.{remedy}")
     if others:
         warnings.warn(f"text.paths, {short(repr(pattern))}: {_left_out(others)}", stacklevel=2)
     return files
@@ -87,7 +94,7 @@ def _left_out(others: Sequence[Path]) -> str:
     remedies = [remedy for remedy in dict.fromkeys(_REMEDIES.get(kind, "") for kind in counts) if remedy]
     hint = f" To read them, {'; '.join(remedies)}." if remedies else ""
     plural = "files are" if len(others) > 1 else "file is"
-    return f"{len(others)} {plural} not read ({kinds}{more}): it takes {', '.join(ENDINGS)}.{hint}"
+    return f"{len(others)} {plural} not read ({kinds}{more}): it takes {_TAKEN}.{hint}"
 
 
 def shown(path: Path) -> str:

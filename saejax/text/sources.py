@@ -1,10 +1,8 @@
 """The kinds of sources: the standard library, files, files of prompts, and datasets of the hub."""
 
-import contextlib
 import functools
 import hashlib
 import itertools
-import json
 import os
 import string
 import sysconfig
@@ -18,7 +16,8 @@ from saejax.text.chat import ChatTemplate
 from saejax.text.config import SourceConfig, TextConfig
 from saejax.text.documents import Source, hash_fraction
 from saejax.text.mixture import mixed
-from saejax.text.paths import ending, files_of, short, shown
+from saejax.text.paths import files_of, kind_of, shown
+from saejax.text.rows import column_names, read_rows, readable
 from saejax.text.tokenizer import Tokenizer
 
 # Parts of the standard library that some distributions leave out, that are tables rather than text,
@@ -91,7 +90,7 @@ def _open_files(config: SourceConfig, whole: TextConfig, chat: ChatTemplate | No
     files = files_of(config.paths)
     digest = hashlib.sha256()
     for path in files:
-        with _readable(path), path.open("rb") as handle:
+        with readable(path), path.open("rb") as handle:
             digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
             digest.update(hashlib.file_digest(handle, "sha256").digest())
 
@@ -113,23 +112,16 @@ def _identity_of_rows(config: SourceConfig, chat: ChatTemplate | None) -> dict[s
     return {"column": config.column, "template": config.template, "split_by": "content"} | conversation
 
 
-@contextlib.contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise DataError(
-            f"{shown(path)} cannot be read: {error.strerror or error}. Mend it, or leave it out of text.paths."
-        ) from None
-
-
 def _file_texts(path: Path, config: SourceConfig, text_of: TextOf) -> Iterator[tuple[str, str]]:
-    is_txt, by_line = ending(path) == ".txt", config.source == "prompts"
-    for number, row in enumerate(_read(path, by_line), 1):
-        # A .txt file has one field, whatever column the other files are read from.
-        plain = is_txt and not config.template and not config.chat
-        text = row["text"] if plain else text_of(row, f"{shown(path)}, row {number}")
-        yield path.name if is_txt and not by_line else f"{path.name}:{number}", text
+    whole = kind_of(path) == ".txt" and config.source != "prompts"
+    for number, row in enumerate(read_rows(path, not whole), 1):
+        if isinstance(row, dict):
+            text = text_of(row, f"{shown(path)}, row {number}")
+        elif config.template or config.chat:
+            text = text_of({"text": row}, f"{shown(path)}, row {number}")
+        else:
+            text = row  # whatever column the other files are read from
+        yield path.name if whole else f"{path.name}:{number}", text
 
 
 def row_writer(config: SourceConfig, chat: ChatTemplate | None) -> TextOf:
@@ -146,7 +138,7 @@ def row_writer(config: SourceConfig, chat: ChatTemplate | None) -> TextOf:
 
 def _column(row: dict[str, Any], column: str, setting: str, where: str) -> Any:
     if column not in row:
-        raise DataError(f"{where}: no column {column!r} for {setting}; the row has {_columns(row)}.")
+        raise DataError(f"{where}: no column {column!r} for {setting}; the row has {column_names(row)}.")
     return row[column]
 
 
@@ -157,15 +149,11 @@ def _text_in(row: dict[str, Any], column: str, setting: str, where: str) -> str:
     return value
 
 
-def _columns(row: dict[str, Any]) -> str:
-    return short(", ".join(name if name.isprintable() else repr(name) for name in map(str, row)))
-
-
 def _filled(template: str, row: dict[str, Any], where: str) -> str:
     try:
         return _Filling(where).vformat(template, (), row)
     except (KeyError, IndexError, AttributeError) as error:
-        raise DataError(f"{where}: no column {error} for text.template; the row has {_columns(row)}.") from None
+        raise DataError(f"{where}: no column {error} for text.template; the row has {column_names(row)}.") from None
     except (ValueError, TypeError, OverflowError) as error:
         raise ConfigError(f"{where}: text.template {template!r} cannot be filled: {error}.") from None
 
@@ -216,80 +204,6 @@ def _conversation(config: SourceConfig, chat: ChatTemplate, row: dict[str, Any],
         raise DataError(f"{where}: {error}") from None
 
 
-def _read(path: Path, by_line: bool = False) -> Iterator[dict[str, Any]]:
-    """The rows of a file. A .txt has one, {"text": all of it}; `by_line` one for each line.
-
-    Raises:
-        DataError: it cannot be read, or is not what its ending says; the message names it.
-    """
-    with _readable(path):
-        if ending(path) == ".jsonl":
-            yield from _read_jsonl(path)
-        elif ending(path) == ".parquet":
-            yield from _read_parquet(path)
-        elif by_line:
-            yield from ({"text": line.removesuffix("\n")} for line in _text_lines(path))
-        else:
-            yield {"text": "".join(_text_lines(path))}
-
-
-def _text_lines(path: Path) -> Iterator[str]:
-    """The lines of a file of UTF-8, each with its end, without a byte order mark in front.
-
-    Raises:
-        DataError: a byte that is no UTF-8, or a NUL, which text has none of; names the byte.
-    """
-    try:
-        with path.open(encoding="utf-8-sig") as handle:
-            for line in handle:
-                if "\0" in line:
-                    raise _not_text(path)
-                yield line
-    except UnicodeDecodeError:
-        raise _not_text(path) from None
-
-
-def _not_text(path: Path) -> DataError:
-    raw = path.read_bytes()
-    try:
-        raw.decode()
-        at = raw.find(b"\0")
-    except UnicodeDecodeError as error:
-        at = raw.find(b"\0", 0, error.start) if b"\0" in raw[: error.start] else error.start
-    return DataError(
-        f"{shown(path)} is not UTF-8 text: byte {at:,} is 0x{raw[at]:02x}. Convert it, as by iconv -t UTF-8 -f <its "
-        "encoding>, or leave it out of text.paths."
-    )
-
-
-def _read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open("rb") as handle:
-        for number, line in enumerate(handle, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, a number without end, too deep
-                raise DataError(f"{shown(path)}, line {number} is not JSON: {error}.") from None
-            if not isinstance(row, dict):
-                kind = type(row).__name__
-                raise DataError(f"{shown(path)}, line {number} is a {kind}, not an object with columns.")
-            yield row
-
-
-def _read_parquet(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError:
-        raise DataError(f"Reading {shown(path)} needs pyarrow: pip install 'saejax[data]'.") from None
-    try:
-        for batch in parquet.ParquetFile(path).iter_batches():
-            yield from batch.to_pylist()
-    except (ArrowException, OSError, ValueError, OverflowError) as error:
-        why = " ".join(str(error).split())
-        raise DataError(f"{shown(path)} is not a readable parquet file: {why}") from None
-
-
 def _open_hub(config: SourceConfig, whole: TextConfig, chat: ChatTemplate | None) -> Source:
     stream = _hub_stream(config)
     text_of = row_writer(config, chat)
@@ -319,6 +233,8 @@ def _hub_stream(config: SourceConfig) -> Any:
     if not Path(config.dataset).exists():
         check_hub("dataset", config.dataset, config.revision, _HUB_REMEDY)
     try:
+        if Path(config.dataset, "state.json").is_file():  # what Dataset.save_to_disk writes
+            return datasets.load_from_disk(config.dataset).to_iterable_dataset()
         return datasets.load_dataset(
             config.dataset,
             config.subset or None,
@@ -348,13 +264,13 @@ def rows_of(config: SourceConfig) -> Iterator[tuple[str, dict[str, Any]]]:
     """(where it stands, its columns) of each row of files or of a dataset of the hub, in order.
 
     Raises:
-        DataError: it cannot be read, or a .txt, which has no columns; the message names it.
+        DataError: it cannot be read, or has no columns, as a .txt and a .json of texts; the message names it.
     """
     if config.source == "hub":
         yield from ((name, row) for _, name, row in _hub_rows(config, _hub_stream(config), 0))
         return
     for path in files_of(config.paths):
-        if ending(path) == ".txt":
-            raise DataError(f"{shown(path)}: a .txt has no columns, which are wanted here; give .jsonl or .parquet.")
-        for number, row in enumerate(_read(path), 1):
+        for number, row in enumerate(read_rows(path, by_line=True), 1):
+            if isinstance(row, str):
+                raise DataError(f"{shown(path)} has no columns, which are wanted here; give .jsonl, .csv or .parquet.")
             yield f"{shown(path)}, row {number}", row

@@ -37,6 +37,7 @@ def test_a_package_is_looked_for_and_not_imported(monkeypatch: pytest.MonkeyPatc
         ("wandb", {"train": {"wandb": True}}, "train", "train.wandb=True .*saejax.wandb"),
         ("datasets", {"text": {"source": "hub", "dataset": "a/b"}}, "text", "text.source='hub' .*saejax.data"),
         ("pyarrow", {"text": {"source": "files", "paths": ("x",)}}, "text", "b.parquet' .*saejax.data"),
+        ("zstandard", {"text": {"source": "prompts", "paths": ("x",)}}, "text", "c.txt.zst' .*saejax.data"),
         (
             "jinja2",
             {"text": {"source": "files", "paths": ("x",), "chat": True}},
@@ -51,7 +52,7 @@ def test_each_extra_is_asked_for_by_its_setting(
     package: str, sections: Any, part: Any, said: str, tmp_path: Path, without: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "x").mkdir()
-    for name in ("a.jsonl", "b.parquet"):
+    for name in ("a.jsonl", "b.parquet", "c.txt.zst"):
         (tmp_path / "x" / name).touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(extras, "refuse_no_login", lambda: None)

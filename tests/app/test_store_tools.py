@@ -1,6 +1,8 @@
 """Tools for stores: info, verify, merge, sample, import, and the room on disk."""
 
+import contextlib
 import dataclasses
+import io
 import json
 import os
 import re
@@ -12,6 +14,7 @@ import struct
 import subprocess
 import sys
 import time
+import zipfile
 from collections import namedtuple
 from pathlib import Path
 
@@ -311,11 +314,52 @@ def as_parquet(path, x=X, fixed=True, **metadata):
     return path.with_suffix(".parquet")
 
 
+def as_npz(path, x=X, **metadata):
+    np.savez(path.with_suffix(".npz"), acts=x, **metadata)
+    return path.with_suffix(".npz")
+
+
+def as_torch(path, x=X, **metadata):
+    torch = pytest.importorskip("torch")
+    tensors = {name: torch.tensor(value) for name, value in metadata.items()}
+    torch.save(
+        {"acts": torch.tensor(x.astype(np.float32)).to(getattr(torch, str(x.dtype))), **tensors, "n": 3},
+        path.with_suffix(".pt"),
+    )
+    return path.with_suffix(".pt")
+
+
+def nested(x):
+    """Lists of lists of numbers, as `datasets` stores an array of two axes."""
+    pa = pytest.importorskip("pyarrow")
+    array = pa.array(np.ascontiguousarray(x).ravel())
+    for axis in range(x.ndim - 1, 0, -1):
+        count = int(np.prod(x.shape[:axis]))
+        array = pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32) * x.shape[axis]), array)
+    return array
+
+
+def as_arrow(path, x=X, seekable=False, **metadata):
+    pa = pytest.importorskip("pyarrow")
+    table = pa.table({"acts": nested(x)} | {name: nested(np.asarray(value)) for name, value in metadata.items()})
+    with (pa.ipc.new_file if seekable else pa.ipc.new_stream)(path.with_suffix(".arrow"), table.schema) as sink:
+        sink.write_table(table, max_chunksize=11 if x.ndim > 2 else 90)
+    return path.with_suffix(".arrow")
+
+
+def as_feather(path, x=X, **metadata):
+    return as_arrow(path, x, seekable=True, **metadata)
+
+
 def as_lists(path, x=X, **metadata):
     return as_parquet(path, x, fixed=False, **metadata)
 
 
+BY_NAME = dataclasses.replace(CONFIG, hook_point="", tensors=("acts=blocks.6.resid_pre",))
 FORMATS = [
+    (as_npz, "float32"),
+    (as_torch, "bfloat16"),
+    *[(write, "float32") for write in (as_arrow, as_feather)],
     *[(as_npy, dtype) for dtype in ("float16", "float32", "float64", "bfloat16", "fortran")],
     *[(as_safetensors, dtype) for dtype in ("float16", "float32", "bfloat16")],
     *[(as_parquet, dtype) for dtype in ("float16", "float32", "float64")],
@@ -347,16 +391,24 @@ def test_files_of_others_come_back_as_rows_and_as_batches(tmp_path, monkeypatch,
     assert np.array_equal(np.sort(epoch, axis=0), np.sort(bits(x), axis=0))
 
 
-@pytest.mark.parametrize("write_file", [as_safetensors, as_parquet])
+@pytest.mark.parametrize("write_file", [as_safetensors, as_parquet, as_npz, as_torch, as_arrow])
 def test_metadata_of_a_file_is_kept(tmp_path, write_file):
     given = {"token_id": np.arange(300) % 97, "position": (np.arange(300) % 50).astype(np.int16)}
     file = write_file(tmp_path / "x", X.astype(np.float32), **given)
-    import_files(tmp_path / "s", [file], dataclasses.replace(CONFIG, model="demo", revision="r", tensor="acts", d=8))
+    import_files(tmp_path / "s", [file], dataclasses.replace(BY_NAME, model="demo", revision="r", d=8))
     rows = in_order(tmp_path / "s")
     assert all(np.array_equal(rows[name], values) for name, values in given.items()) and not rows["document"].any()
     identity = StoreReader.open(tmp_path / "s").identity
     assert identity["lm"] == {"model": "demo", "revision": "r"}
     assert identity["imported"]["metadata"] == ["token_id", "position"]
+
+
+def test_token_ids_are_integers_whatever_else_is_called_tokens(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    words = pa.array(["a"] * 300)
+    file = as_parquet(tmp_path / "x", X.astype(np.float32), tokens=words, input_ids=np.arange(300), token_ids=X[:, 0])
+    import_files(tmp_path / "s", [file], CONFIG)
+    assert np.array_equal(in_order(tmp_path / "s")["token_id"], np.arange(300))
 
 
 def test_rows_that_are_not_finite_are_refused_or_dropped_and_counted(tmp_path, monkeypatch):
@@ -378,7 +430,9 @@ def test_rows_that_are_not_finite_are_refused_or_dropped_and_counted(tmp_path, m
         ImportConfig("h", non_finite="keep")
 
 
-@pytest.mark.parametrize("write_file", [as_npy, as_parquet])
+@pytest.mark.parametrize(
+    "write_file", [as_npy, as_parquet, *(pytest.param(write, marks=pytest.mark.ci) for write in (as_torch, as_arrow))]
+)
 @pytest.mark.parametrize("other_pieces", [70, 33])
 def test_an_interrupted_import_leaves_the_same_bytes(tmp_path, monkeypatch, write_file, other_pieces):
     monkeypatch.setattr(importing_module, "_MOST_PIECE_ROWS", 70)
@@ -426,15 +480,14 @@ def test_files_that_do_not_fit_each_other_are_refused(tmp_path):
     words = as_safetensors(tmp_path / "words", X.astype(np.float32), document=np.ones(300, np.float32))
     cases = [
         ([], CONFIG, ConfigError, "no file to import"),
-        ([one, other], CONFIG, DataError, r"other\.npy has metadata \(\), .*one\.safetensors has \('token_id',\)"),
+        ([one, other], CONFIG, DataError, r"token_id is in 1 of the files, blocks\.6\.resid_pre in 2: .*separately"),
         ([other, wide], CONFIG, DataError, r"wide\.npy has width 9, .* has 8"),
         ([other], dataclasses.replace(CONFIG, d=16), DataError, "has width 8, but d=16"),
-        ([one], dataclasses.replace(CONFIG, tensor="act"), DataError, r"no two-dimensional .* 'act'; it has: 'acts'"),
-        ([other], dataclasses.replace(CONFIG, tensor="act"), ConfigError, "without a name"),
-        ([odd], CONFIG, DataError, r"token_id is int64\[299\]; it must be integers \[300\]"),
-        ([words], CONFIG, DataError, r"document is float32\[300\]; it must be integers \[300\]"),
+        ([one], dataclasses.replace(BY_NAME, tensors=("act",)), DataError, r"No file has a tensor 'act'.*: .*'acts'"),
+        ([odd], CONFIG, DataError, r"odd.*: 'token_id' \(token_id\) is \[299\], and 'acts' of .* \[300, 8\]"),
+        ([words], CONFIG, DataError, r"document \(document\) is float32 of 1 axes; it must be integers"),
         ([tmp_path / "x.npy"], CONFIG, DataError, "is no file"),
-        ([tmp_path / "x.pt"], CONFIG, ConfigError, r"ends in '\.pt'; .*\.npy, \.safetensors, \.parquet"),
+        ([tmp_path / "x.bin"], CONFIG, ConfigError, r"ends in '\.bin'; .*\.npy, .*\.safetensors, \.pt,"),
         ([other], dataclasses.replace(CONFIG, hook_point="../x"), ConfigError, "cannot be a folder"),
     ]
     for files, config, kind, message in cases:
@@ -442,8 +495,13 @@ def test_files_that_do_not_fit_each_other_are_refused(tmp_path):
             import_files(tmp_path / "s", files, config)
     two = tmp_path / "two.safetensors"
     safetensors.numpy.save_file({"a": np.ones((3, 4), np.float32), "b": np.ones((3, 4), np.float32)}, two)
-    with pytest.raises(DataError, match=r"2 candidates .* 'a', 'b'\. Name one with --tensor"):
+    with pytest.raises(
+        DataError, match=r"2 candidates .* 'a' \(float32, 2 axes\), 'b' .* Name one with --tensors=NAME="
+    ):
         import_files(tmp_path / "s", [two], CONFIG)
+    for settings in ({"hook_point": ""}, {"tensors": ("acts",)}):
+        with pytest.raises(ConfigError, match=r"one of --hook_point=.*--tensors="):
+            dataclasses.replace(CONFIG, **settings)
     assert not (tmp_path / "s").exists()
 
 
@@ -465,14 +523,37 @@ def entry(dtype="F32", shape=(3, 4), low=0, high=48):
     return {"dtype": dtype, "shape": list(shape), "data_offsets": [low, high]}
 
 
+def npz_bytes(member, name_length=None):
+    """An .npz of one stored member; its local header may say that the name is longer."""
+    raw = io.BytesIO()
+    with zipfile.ZipFile(raw, "w") as archive:
+        archive.writestr("acts.npy", member)
+    whole = bytearray(raw.getvalue())
+    if name_length:
+        whole[26:28] = struct.pack("<H", name_length)
+    return bytes(whole)
+
+
+def arrow_bytes(offsets=(0, 4, 8), tail=None):
+    """A stream of two lists of four numbers; their offsets may lead out of them."""
+    pa = pytest.importorskip("pyarrow")
+    table = pa.table({"acts": nested(np.ones((2, 4), np.float32))})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    true, false = (np.array(numbers, np.int32).tobytes() for numbers in ((0, 4, 8), offsets))
+    return sink.getvalue().to_pybytes().replace(true, false)[:tail]
+
+
 HOSTILE = {
     "npy claims terabytes": (".npy", npy_bytes(npy_header(shape="(1000000000000, 4096)"), b"\0" * 64), "says it holds"),
     "npy overflows": (".npy", npy_bytes(npy_header(shape=f"({2**62}, {2**62})"), b"\0" * 64), "says it holds"),
     "npy is cut": (".npy", npy_bytes(npy_header(), b"\0" * 47), "48 bytes, but 47 follow"),
     "npy has a tail": (".npy", npy_bytes(npy_header(), b"\0" * 49), "48 bytes, but 49 follow"),
     "npy of objects": (".npy", npy_bytes(npy_header("|O"), b"cos\nsystem\n"), "Python objects .* never read"),
-    "npy of integers": (".npy", npy_bytes(npy_header("<i4"), b"\0" * 48), "not float16"),
-    "npy of one axis": (".npy", npy_bytes(npy_header(shape="(12,)"), b"\0" * 48), r"shape \[12\]"),
+    "npy of integers": (".npy", npy_bytes(npy_header("<i4"), b"\0" * 48), r"'x' \(int32, 2 axes\).*float16"),
+    "npy of complex": (".npy", npy_bytes(npy_header("<c8"), b"\0" * 96), "not float16"),
+    "npy of one axis": (".npy", npy_bytes(npy_header(shape="(12,)"), b"\0" * 48), "'x' .float32, 1 axes"),
     "npy negative": (".npy", npy_bytes(npy_header(shape="(-3, -4)"), b"\0" * 48), "its shape is"),
     "npy nested": (".npy", npy_bytes("[" * 10000), "no readable"),
     "npy code": (".npy", npy_bytes("__import__('os').abort()"), "no readable"),
@@ -491,6 +572,18 @@ HOSTILE = {
     "tensors nested": (".safetensors", tensors_bytes(b"[" * 100000), "no readable"),
     "tensors no dict": (".safetensors", tensors_bytes([1]), "no readable"),
     "tensors cut": (".safetensors", b"\1\2", "no readable"),
+    "npz claims terabytes": (
+        ".npz",
+        npz_bytes(npy_bytes(npy_header(shape="(1000000000000, 4096)"))),
+        "its size is another",
+    ),
+    "npz elsewhere": (".npz", npz_bytes(npy_bytes(npy_header(), b"\0" * 48), 60000), "does not lie where the zip says"),
+    "npz of objects": (".npz", npz_bytes(npy_bytes(npy_header("|O"), b"cos")), "Python objects .* never read"),
+    "npz no zip": (".npz", b"PK", "no readable"),
+    "torch of before 1.6": (".pt", b"\x80\x02cos\nsystem\n", "bare pickle"),
+    "torch no zip": (".pt", b"x", "no file of torch.save"),
+    "arrow no stream": (".arrow", b"x" * 100, "no readable"),
+    "arrow cut": (".arrow", arrow_bytes(tail=-9), "its end is missing"),
     "parquet cut": (".parquet", b"PAR1\0\0PAR1", "no readable"),
     "parquet no parquet": (".parquet", b"x" * 100, "no readable"),
 }
@@ -508,6 +601,170 @@ def test_hostile_files_are_refused(tmp_path, case):
     assert str(file) in str(caught.value) and not (tmp_path / "s").exists()
 
 
+SEQUENCES = np.random.default_rng(2).normal(size=(30, 5, 6)).astype(np.float32)
+TOKENS = np.arange(150, dtype=np.int32).reshape(30, 5) % 17
+
+
+@pytest.mark.parametrize(
+    "write_file",
+    [as_torch, as_arrow, *(pytest.param(write, marks=pytest.mark.ci) for write in (as_npz, as_safetensors))],
+)
+def test_sequences_become_rows_with_their_places(tmp_path, monkeypatch, write_file):
+    monkeypatch.setattr(importing_module, "_MOST_PIECE_ROWS", 13)
+    cut = [(slice(0, 12), "one"), (slice(12, 30), "two")]
+    files = [write_file(tmp_path / name, SEQUENCES[part], token_ids=TOKENS[part]) for part, name in cut]
+    config = dataclasses.replace(BY_NAME, layout=StoreLayout(32, 16))
+    assert import_files(tmp_path / "s", files, config) == (150, 0)
+    rows = in_order(tmp_path / "s")
+    assert np.array_equal(bits(rows["blocks.6.resid_pre"]), bits(SEQUENCES.reshape(150, 6)))
+    assert np.array_equal(rows["token_id"], TOKENS.ravel())
+    assert np.array_equal(rows["document"], np.repeat(np.arange(30), 5))
+    assert np.array_equal(rows["position"], np.tile(np.arange(5), 30))
+    assert StoreReader.open(tmp_path / "s").identity["imported"]["metadata"] == ["token_id", "document", "position"]
+    pieces = iter(range(1000))
+
+    def stopping(total, done):
+        def advance(rows):
+            if next(pieces) % 5 == 4:
+                raise KeyboardInterrupt
+
+        return advance
+
+    for _ in range(9):
+        with contextlib.suppress(KeyboardInterrupt):
+            import_files(tmp_path / "broken", files, config, stopping)
+    assert contents(tmp_path / "broken") == contents(tmp_path / "s")
+
+
+@pytest.mark.parametrize("write_file", [as_torch, as_arrow])
+def test_padding_is_left_out_and_counted(tmp_path, write_file):
+    mask = np.arange(5) < (np.arange(30) % 5 + 1)[:, None]
+    x = np.where(mask[..., None], SEQUENCES, np.nan)
+    file = write_file(tmp_path / "x", x, attention_mask=mask if write_file is not as_arrow else mask.astype(np.int64))
+    assert import_files(tmp_path / "s", [file], BY_NAME) == (90, 0)
+    reader, rows = StoreReader.open(tmp_path / "s"), in_order(tmp_path / "s")
+    assert reader.counters == {"dropped_non_finite": 0, "dropped_padding": 60}
+    assert np.array_equal(bits(rows["blocks.6.resid_pre"]), bits(SEQUENCES[mask]))
+    assert np.array_equal(rows["position"], np.nonzero(mask)[1])
+    assert np.array_equal(rows["document"], np.nonzero(mask)[0])
+
+
+def test_a_cache_of_transformer_lens_is_several_hook_points(tmp_path):
+    torch = pytest.importorskip("torch")
+    x = torch.tensor(SEQUENCES)
+    cache = {"hook_embed": x + 1, "blocks.0.attn.hook_pattern": torch.ones(30, 2, 5, 5)}
+    cache |= {f"blocks.{i}.hook_resid_post": (x * i).to(torch.bfloat16) for i in range(3)}
+    cache["blocks.2.hook_resid_post"] = (x.permute(2, 0, 1).contiguous() * 2).permute(1, 2, 0)  # no row lies together
+    torch.save(cache, tmp_path / "cache.pt")
+    config = ImportConfig(tensors=("blocks.1.hook_resid_post=blocks.1.resid_post", "blocks.?.hook_resid_post"))
+    import_files(tmp_path / "s", [tmp_path / "cache.pt"], config)
+    rows = in_order(tmp_path / "s")
+    names = ("blocks.0.hook_resid_post", "blocks.1.resid_post", "blocks.2.hook_resid_post")
+    assert StoreReader.open(tmp_path / "s").hook_points.keys() == set(names)
+    for i, name in enumerate(names):
+        assert np.array_equal(bits(rows[name]), bits(SEQUENCES.reshape(150, 6) * i))
+    cases = {
+        "*": r"'blocks\.0\.attn\.hook_pattern' \(.*\) is float32 of 4 axes; activations are",
+        "blocks.*=a": r"cache\.pt: 'blocks\.0\..*' and 'blocks\..*' are both to be a; name one",
+    }
+    for pattern, message in cases.items():
+        with pytest.raises(DataError, match=message):
+            import_files(tmp_path / "t", [tmp_path / "cache.pt"], ImportConfig(tensors=(pattern,)))
+    torch.save(x, tmp_path / "bare.pth")
+    import_files(tmp_path / "u", [tmp_path / "bare.pth"], CONFIG)
+    assert np.array_equal(bits(in_order(tmp_path / "u")["blocks.6.resid_pre"]), bits(SEQUENCES.reshape(150, 6)))
+    torch.save([x], tmp_path / "list.pt")
+    with pytest.raises(DataError, match=r"list\.pt holds a list\. Save a dict"):
+        import_files(tmp_path / "v", [tmp_path / "list.pt"], CONFIG)
+
+
+def test_a_folder_holds_hook_points_side_by_side_and_shards_one_after_the_other(tmp_path):
+    folder = tmp_path / "acts"
+    x = np.random.default_rng(3).normal(size=(12, 10, 4)).astype(np.float32)
+    for layer in (2, 10):
+        (folder / f"layer_{layer}").mkdir(parents=True)
+        for shard in range(12):
+            np.save(folder / f"layer_{layer}" / f"{shard}.npy", x[shard] * layer)
+    (folder / "tokens").mkdir()
+    for shard in range(12):
+        np.save(folder / "tokens" / f"{shard}.npy", np.full(10, shard))
+    (folder / "notes.md").touch()
+    (folder / ".scratch.npy").touch()
+    (folder / "config.json").touch()
+    handles = [len(os.listdir("/proc/self/fd"))]
+
+    def count_open(total, done):
+        return lambda rows: handles.append(len(os.listdir("/proc/self/fd")))
+
+    config = ImportConfig(
+        tensors=("layer_2/*=blocks.2.resid_post", "layer_10/*=blocks.10.resid_post", "tokens/*=token_id")
+    )
+    with pytest.warns(UserWarning, match=r"acts: 1 files are not read \(1 \.md\)\.$"):
+        assert import_files(tmp_path / "s", [folder], config, count_open) == (120, 0)
+    assert len(handles) == 13 and max(handles) < handles[0] + 20, "36 files are not open at once"
+    (folder / "notes.md").unlink()
+    rows = in_order(tmp_path / "s")
+    for layer in (2, 10):
+        assert np.array_equal(bits(rows[f"blocks.{layer}.resid_post"]), bits(x.reshape(120, 4) * layer))
+    assert np.array_equal(rows["token_id"], np.repeat(np.arange(12), 10))
+    assert np.array_equal(rows["document"], rows["token_id"])
+    np.save(folder / "layer_2" / "7.npy", x[7][:9])
+    with pytest.raises(
+        DataError, match=r"layer_10/7\.npy: .* is \[10, 4\], and .*layer_2/7\.npy is \[9, 4\]: .* other rows"
+    ):
+        import_files(tmp_path / "t", [folder], config)
+    (folder / "layer_2" / "7.npy").unlink()
+    with pytest.raises(DataError, match=r"blocks\.2\.resid_post is in 11 of the files, .* in 12|in 12 .* in 11"):
+        import_files(tmp_path / "t", [folder], config)
+    x[0, 3, 1] = np.nan
+    np.save(folder / "layer_2" / "7.npy", x[7])
+    np.save(folder / "layer_10" / "0.npy", x[0])
+    with pytest.raises(DataError, match=r"layer_10/0\.npy: NaN .* is row 3 of blocks\.10\.resid_post"):
+        import_files(tmp_path / "t", [folder], config)
+    assert import_files(tmp_path / "u", [folder], dataclasses.replace(config, non_finite="drop")) == (119, 1)
+
+
+def test_a_data_set_of_saelens_is_read_by_its_list_of_files(tmp_path):
+    folder = tmp_path / "cached"
+    folder.mkdir()
+    names = [f"data-{i:05d}-of-00002.arrow" for i in range(2)]
+    for name, part in zip(names, (slice(0, 12), slice(12, 30)), strict=True):
+        as_arrow(folder / name, SEQUENCES[part], token_ids=TOKENS[part])
+    as_arrow(folder / "cache-1.arrow", SEQUENCES + 1)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+    (folder / "dataset_info.json").touch()
+    assert import_files(tmp_path / "s", [folder], CONFIG) == (150, 0)
+    rows = in_order(tmp_path / "s")
+    assert np.array_equal(bits(rows["blocks.6.resid_pre"]), bits(SEQUENCES.reshape(150, 6)))
+    assert np.array_equal(rows["token_id"], TOKENS.ravel())
+    whole = (folder / names[1]).read_bytes()
+    for size in (100, len(whole) // 2, len(whole) - 8):
+        (folder / names[1]).write_bytes(whole[:size])
+        with pytest.raises(DataError, match=rf"{names[1]} is no readable \.arrow file"):
+            import_files(tmp_path / "t", [folder], CONFIG)
+    (folder / names[1]).unlink()
+    with pytest.raises(DataError, match=rf"{names[1]} is missing, which state\.json lists"):
+        import_files(tmp_path / "t", [folder], CONFIG)
+
+
+def test_what_is_compressed_or_of_another_type_is_refused_by_name(tmp_path):
+    np.savez_compressed(tmp_path / "small.npz", acts=X)
+    eights = {"acts": entry("F8_E4M3", high=12), "token_id": entry("I32", (3,), 12, 24)}
+    (tmp_path / "eight.safetensors").write_bytes(tensors_bytes(eights, b"\0" * 24))
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    as_parquet(folder / "a", X.astype(np.float32))
+    np.save(folder / "token_id.npy", np.arange(300))
+    cases = {
+        "small.npz": r"small\.npz: 'acts\.npy' is compressed\. Save it as it is, as by np\.savez",
+        "eight.safetensors": r"eight\.safetensors has 0 candidates .*'acts' \(F8_E4M3, 2 axes\)",
+        "mixed": r"a\.parquet has columns, and others lie in files beside it",
+    }
+    for name, message in cases.items():
+        with pytest.raises(DataError, match=message):
+            import_files(tmp_path / "s", [tmp_path / name], CONFIG)
+
+
 def test_lists_of_other_lengths_and_missing_values_are_refused(tmp_path):
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
@@ -516,7 +773,7 @@ def test_lists_of_other_lengths_and_missing_values_are_refused(tmp_path):
         "ragged": ([[1.0, 2.0], [1.0, 2.0, 3.0]], None, "every list must hold 2"),
         "null list": ([[1.0, 2.0], None], None, "nothing may be missing"),
         "null value": ([[1.0, 2.0], [1.0, None]], None, "nothing may be missing"),
-        "null id": ([[1.0, 2.0], [1.0, 2.0]], [1, None], "'token_id' has missing values"),
+        "null id": ([[1.0, 2.0], [1.0, 2.0]], [1, None], "'token_id', rows 0 to 2: nothing may be missing"),
         "words": (["a", "b"], None, "0 candidates"),
     }
     for name, (values, ids, message) in cases.items():
@@ -534,6 +791,14 @@ def test_a_damaged_parquet_file_is_refused_with_its_row(tmp_path):
     file.write_bytes(raw)
     with pytest.raises(DataError, match=r"x\.parquet is damaged at row \d+ or behind"):
         import_files(tmp_path / "s", [file], CONFIG)
+
+
+@pytest.mark.parametrize("end", [2**30, -4])
+def test_lists_of_arrow_that_lead_out_of_their_numbers_are_refused(tmp_path, end):
+    (tmp_path / "x.arrow").write_bytes(arrow_bytes(offsets=(0, 4, end)))
+    with pytest.raises(DataError, match=r"x\.arrow is damaged at row 0 or behind: .*ffset") as caught:
+        import_files(tmp_path / "s", [tmp_path / "x.arrow"], CONFIG)
+    assert "\n" not in str(caught.value)
 
 
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
@@ -738,6 +1003,10 @@ def test_merge_and_import_as_commands(tmp_path, stores, capsys):
     assert run_command("store", ["import", str(tmp_path / "i"), str(as_npy(tmp_path / "x"))], **flags) == 0
     assert f"{tmp_path}/i: 300 rows of 1 files, 0 dropped" in capsys.readouterr().out
     assert StoreReader.open(tmp_path / "i").layout == StoreLayout(64, 16)
+    np.savez(tmp_path / "y.npz", a=X, b=2 * X, c=X)
+    assert run_command("store", ["import", str(tmp_path / "j"), str(tmp_path / "y.npz")], tensors=("a=h.1", "b")) == 0
+    assert f"{tmp_path}/j: 300 rows of 1 files" in capsys.readouterr().out
+    assert StoreReader.open(tmp_path / "j").hook_points == {"h.1": 8, "b": 8}
 
 
 def test_wrong_commands_are_refused(tmp_path):
@@ -747,7 +1016,7 @@ def test_wrong_commands_are_refused(tmp_path):
         (["info"], {}, "info needs 1 paths or more, got 0"),
         (["merge", "a", "b"], {}, "merge needs 3 paths or more, got 2"),
         (["info", "x"], {"rows": 3}, "--rows does nothing for `saejax store info`"),
-        (["import", str(tmp_path / "s"), "x.npy"], {}, "import needs --hook_point"),
+        (["import", str(tmp_path / "s"), "x.npy"], {}, "Give an import one of --hook_point"),
     ]
     for words, flags, message in cases:
         with pytest.raises(ConfigError, match=message):

@@ -9,8 +9,8 @@ import pytest
 
 import saejax
 from saejax.core.errors import DataError
+from saejax.core.torch_file import read_torch, write_torch
 from saejax.interop.assemble import coder_kind
-from saejax.interop.torch_file import read_torch, write_torch
 from saejax.trained import TrainedCoder
 from tests.interop import fixtures
 

@@ -9,10 +9,10 @@ import pytest
 
 import saejax
 from saejax.core.errors import DataError
+from saejax.core.torch_file import write_torch
 from saejax.interop.assemble import UNCENTRED, coder_kind
 from saejax.interop.table import examples
 from saejax.interop.tensors import read_safetensors, write_safetensors
-from saejax.interop.torch_file import write_torch
 from tests.interop import fixtures
 from tests.tiny.limits import at_once
 

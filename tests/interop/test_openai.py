@@ -9,9 +9,9 @@ import pytest
 
 import saejax
 from saejax.core.errors import DataError
+from saejax.core.torch_file import read_torch, write_torch
 from saejax.interop import dictionaries_below
 from saejax.interop.assemble import coder_kind
-from saejax.interop.torch_file import read_torch, write_torch
 from tests.interop import fixtures
 
 CASES = fixtures.cases("openai")

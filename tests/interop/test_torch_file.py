@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from saejax.core.errors import DataError
-from saejax.interop.torch_file import names_in, read_torch, write_torch
+from saejax.core.torch_file import names_in, read_torch, write_torch
 from tests.tiny.limits import at_once
 
 ARRAYS = {
@@ -277,7 +277,7 @@ _CHILD = """
 import resource, sys
 from pathlib import Path
 from saejax.core.errors import DataError
-from saejax.interop.torch_file import read_torch
+from saejax.core.torch_file import read_torch
 for name in sys.argv[1:]:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:

@@ -200,7 +200,7 @@ def test_imported_rows_need_their_places(tmp_path: Path) -> None:
     save_file(rows, tmp_path / "bare.safetensors")
     save_file(rows | {"document": document, "position": position}, tmp_path / "placed.safetensors")
     for name in ("bare", "placed"):
-        config = ImportConfig(hook_point="h", tensor="x", layout=LAYOUT)
+        config = ImportConfig(hook_point="h", layout=LAYOUT)
         import_files(tmp_path / name, [tmp_path / f"{name}.safetensors"], config)
     assert Batches(StoreReader.open(tmp_path / "placed"), 8, 0, neighbours=2).used > 0.5
     merge(tmp_path / "both", [tmp_path / "placed", tmp_path / "bare"])

@@ -1,7 +1,10 @@
 """Documents from every source, and their packing into rows that can be entered again anywhere."""
 
+import csv
 import dataclasses
 import errno
+import gzip
+import io
 import json
 import shutil
 import sys
@@ -15,11 +18,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tokenizers
+import zstandard
 from tokenizers import models, pre_tokenizers
 
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm import load_lm
-from saejax.text import Document, PackedRows, Packer, Source, SourceConfig, TextConfig, Tokenizer, open_source
+from saejax.text import (
+    Document,
+    PackedRows,
+    Packer,
+    Source,
+    SourceConfig,
+    TextConfig,
+    Tokenizer,
+    compressed,
+    open_source,
+)
+from saejax.text.paths import ENDINGS
 from saejax.text.sources import rows_of
 
 N_WORDS, BOS, MASK = 50, 50, 51
@@ -348,11 +363,24 @@ def test_a_source_can_be_entered_at_any_document() -> None:
     entered_anywhere(source_of([f"text {i}" for i in range(40)]))
 
 
+PACKED: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".zst": zstandard.compress}
+
+
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
-    if path.suffix == ".parquet":
+    if ".parquet" in path.suffixes:
         pq.write_table(pa.Table.from_pylist(rows), path)
+        return str(path)
+    if ".csv" in path.suffixes:
+        table = io.StringIO(newline="")
+        writer = csv.DictWriter(table, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+        raw = table.getvalue().encode()
+    elif ".json" in path.suffixes:
+        raw = json.dumps(rows, indent=1).encode()
     else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        raw = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    path.write_bytes(PACKED.get(path.suffix, bytes)(raw))
     return str(path)
 
 
@@ -367,17 +395,91 @@ def both(source: Source) -> list[Document]:
     return sorted(split, key=lambda d: d.index)
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_rows_come_from_a_column_or_a_template(tmp_path: Path, suffix: str) -> None:
-    rows = [{"body": f"body é {i}", "title": f"title {i}", "n": i} for i in range(25)]
+@pytest.mark.parametrize("suffix", [name for name in ENDINGS if not name.startswith(".txt")])
+def test_rows_come_from_a_column_or_a_template(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("saejax.text.rows._JSON_PIECE", 7)
+    rows = [{"body": f'body é,\r\n"{i}" [', "title": f"title {i}", "n": i} for i in range(25)]
     path = write_rows(tmp_path / f"rows{suffix}", rows)
     column = files(path, column="body")
     assert [d.text for d in both(column)] == [row["body"] for row in rows]
     assert len(names(column, "heldout")) in range(2, 14)
     entered_anywhere(column)
     template = files(path, template="{title}: {body} {n}")
-    assert both(template)[3].text == "title 3: body é 3 3"
+    assert both(template)[3].text == f"title 3: {rows[3]['body']} 3"
     assert template.identity != column.identity
+
+
+@pytest.mark.parametrize("packed", PACKED)
+def test_what_is_compressed_is_read_as_what_it_is(tmp_path: Path, packed: str) -> None:
+    text = "\ufeffnaïve\r\n" + "".join(f"line {i}\n" for i in range(2000))
+    plain, small = tmp_path / "a.txt", tmp_path / f"b.TXT{packed}"
+    plain.write_bytes(text.encode())
+    halves = (text[:7000].encode(), text[7000:].encode())  # files that are joined are one
+    small.write_bytes(b"".join(map(PACKED[packed], halves)))
+    assert both(files(str(small)))[0].text == both(files(str(plain)))[0].text == text[1:].replace("\r\n", "\n")
+    by_line = [open_source(TextConfig(source="prompts", paths=(str(path),))) for path in (plain, small)]
+    assert [d.text for d in both(by_line[0])] == [d.text for d in both(by_line[1])]
+    assert both(by_line[1])[2000].name == f"b.TXT{packed}:2001"
+
+
+def test_a_list_of_texts_has_no_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.json"
+    texts = [f"text {i}" for i in range(30)]
+    path.write_text(json.dumps(texts))
+    assert [d.text for d in both(files(str(path), column="body"))] == texts
+    assert both(files(str(path), template="<{text}>"))[3].text == "<text 3>"
+    with pytest.raises(DataError, match=r"x\.json has no columns.*give \.jsonl, \.csv or"):
+        list(rows_of(SourceConfig(source="files", paths=(str(path),))))
+    path.write_text(" [ ] \n")
+    assert both(files(str(path))) == []
+
+
+@pytest.mark.parametrize("name", ["x.txt.gz", "x.jsonl.gz", "x.json.gz", "x.csv.gz", "y.csv.gz", "x.jsonl.zst"])
+def test_a_bomb_is_refused_before_it_is_in_memory(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def counted(path: Path, unpacked: Any = compressed._unpacked) -> Iterator[bytes]:
+        for piece in unpacked(path):
+            sizes.append(len(piece))
+            yield piece
+
+    monkeypatch.setattr(compressed, "_unpacked", counted)
+    for module in ("compressed", "rows"):
+        monkeypatch.setattr(f"saejax.text.{module}.LONGEST", 100_000)
+    monkeypatch.setattr("saejax.text.rows._JSON_PIECE", 1 << 14)
+    line = "a" * (4 << 20)
+    texts = {"x.txt.gz": "a\n" * (1 << 20), "x.json.gz": f'["{line}', "y.csv.gz": 'text\n"' + "a\n" * (1 << 20)}
+    (tmp_path / name).write_bytes(PACKED[Path(name).suffix](texts.get(name, line).encode()))
+    longer = r"(one document|the row|line).* is unpacked longer than 100,000 bytes\. Split|record 1 is not JSON"
+    with pytest.raises(DataError, match=rf"{name}, ({longer})"):
+        both(files(str(tmp_path / name)))
+    assert name.endswith(".zst") or sum(sizes) < 3 << 20
+
+
+@pytest.mark.parametrize("packed", PACKED)
+def test_a_damaged_or_cut_file_is_named(tmp_path: Path, packed: str) -> None:
+    path = tmp_path / f"x.jsonl{packed}"
+    rng = np.random.default_rng(0)
+    rows = [{"text": rng.bytes(30).hex()} for _ in range(200)]
+    whole = Path(write_rows(path, rows)).read_bytes()
+    middle = len(whole) // 2
+    bad = (b"", whole[:-9], whole[:middle], whole + b"tail", b"\0" * 99, b"no" + whole[2:])
+    for raw in bad:
+        path.write_bytes(raw)
+        with pytest.raises(DataError, match=rf"x\.jsonl\{packed} is damaged or cut \(.*Restore it, or leave it out"):
+            both(files(str(path)))
+
+
+def test_without_zstandard_its_files_say_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_rows(tmp_path / "x.jsonl.zst", [{"text": "a"}])
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(DataError, match=r"x\.jsonl\.zst needs zstandard: pip install 'saejax\[data\]'"):
+        both(files(path))
+
+
+def test_a_long_field_of_csv_is_read(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "x.csv", [{"text": "a" * 200_000, "n": 1}, {"text": "b", "n": 2}])
+    assert [len(d.text) for d in both(files(path))] == [200_000, 1]
 
 
 def test_blank_lines_and_blank_texts_are_no_documents(tmp_path: Path) -> None:
@@ -396,7 +498,7 @@ def test_files_folders_and_globs(tmp_path: Path) -> None:
         return [d.text for d in both(files(*paths))]
 
     assert texts(str(tmp_path / "b.txt"), str(tmp_path / "a.txt")) == ["text of b.txt", "text of a.txt"]
-    with pytest.warns(UserWarning, match=r"1 file is not read \(1 \.md\): it takes \.txt, \.jsonl, \.parquet\.$"):
+    with pytest.warns(UserWarning, match=r"1 file is not read \(1 \.md\): it takes \.txt.*, \.parquet\.$"):
         assert texts(str(tmp_path)) == ["text of a.txt", "text of b.txt", "row", "text of sub/c.txt"]
     assert texts(str(tmp_path / "*.txt")) == ["text of a.txt", "text of b.txt"]
     assert texts(str(tmp_path / "**" / "*.txt")) == ["text of a.txt", "text of b.txt", "text of sub/c.txt"]
@@ -414,21 +516,21 @@ def test_an_ending_is_one_in_any_case(tmp_path: Path) -> None:
 
 
 def test_what_a_folder_holds_besides_is_told_with_its_remedy(tmp_path: Path) -> None:
-    for name in ("a.txt", "b.json", "c.csv", "d.csv", "e.txt.gz", "LICENSE", ".git/config", ".hidden"):
+    for name in ("a.txt", "b.bz2", "c.tsv", "d.tsv", "e.gz", "LICENSE", ".git/config", ".hidden"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("text")
     with pytest.warns(UserWarning) as caught:
         assert [d.text for d in both(files(str(tmp_path)))] == ["text"]
     (said,) = {str(warning.message) for warning in caught}
-    assert (
-        "5 files are not read (2 .csv, 1 without an ending, 1 .json, 1 .gz): it takes .txt, .jsonl, .parquet." in said
-    )
-    assert "write .json as .jsonl" in said and "unpack what is compressed" in said and "write tables as" in said
+    assert "5 files are not read (2 .tsv, 1 without an ending, 1 .bz2, 1 .gz): it takes .txt, .jsonl, .json, " in said
+    assert "\n" not in said and len(said) < 500
+    assert "as .jsonl.gz" in said and "unpack what is compressed" in said and "write tables as" in said
     (tmp_path / "a.txt").unlink()
-    with pytest.raises(DataError, match=r"No text file at .* 5 files are not read \(2 \.csv.* unpack"):
+    with pytest.raises(DataError, match=r"No text file at .* 5 files are not read \(2 \.tsv.* unpack"):
         files(str(tmp_path))
-    with pytest.raises(DataError, match=r"e\.txt\.gz: cannot read '\.gz' files; .* Or unpack what is compressed\."):
-        files(str(tmp_path / "*.gz"))
+    (tmp_path / "x.parquet.zst").touch()
+    with pytest.raises(DataError, match=r"x\.parquet\.zst: cannot read '\.zst' files; .* Or name what is compressed"):
+        files(str(tmp_path / "*.zst"))
 
 
 def test_the_identity_of_files_is_their_content_not_their_place(tmp_path: Path) -> None:
@@ -506,7 +608,7 @@ PROMPTS = {"source": "prompts"}
 BAD_FILES: dict[str, tuple[Callable[[Path], Any], str, dict[str, Any], str]] = {
     "missing": (TEXT_ROW, "gone.txt", {}, r"No text file at '.*gone\.txt' \(text\.paths\)"),
     "empty glob": (TEXT_ROW, "*.txt", {}, r"No text file at '.*\*\.txt'"),
-    "suffix": (lambda f: (f / "x.csv").write_text("a"), "x.csv", {}, r"x\.csv: cannot read '\.csv'.*\.txt"),
+    "suffix": (lambda f: (f / "x.tsv").write_text("a"), "x.tsv", {}, r"x\.tsv: cannot read '\.tsv'.*\.txt"),
     "bad line": (_lines(b'{"text": "a"}\n{"text": \n'), "x.jsonl", {}, r"x\.jsonl, line 2 is not JSON"),
     "not UTF-8": (_lines(b'{"text": "a"}\n\n{"text": "\xff"}\n'), "x.jsonl", {}, "line 3 is not JSON"),
     "too deep": (_lines(b"[" * 200_000), "x.jsonl", {}, r"x\.jsonl, line 1 is not JSON"),
@@ -551,7 +653,33 @@ BAD_FILES: dict[str, tuple[Callable[[Path], Any], str, dict[str, Any], str]] = {
         {},
         r"x\\udcff\.txt'?: the name of this file is not UTF-8",
     ),
-    "line break in a name": (_bytes("x\ny.csv", b"a"), "*.csv", {}, r"x\\ny\.csv'?: cannot read"),
+    "line break in a name": (_bytes("x\ny.tsv", b"a"), "*.tsv", {}, r"x\\ny\.tsv'?: cannot read"),
+    "NUL in what is compressed": (
+        _bytes("x.txt.gz", gzip.compress(b"ab\n\0c")),
+        "x.txt.gz",
+        {},
+        r"x\.txt\.gz is not UTF-8.*byte 3",
+    ),
+    "JSON that is no list": (_bytes("x.json", b'{"data": []}'), "x.json", {}, r"x\.json holds no list; name.*\.jsonl"),
+    "JSON of numbers": (_bytes("x.json", b'["a", 12]'), "x.json", {}, r"x\.json, record 2 is a int, not an object"),
+    "JSON that is cut": (
+        _bytes("x.json", b'["a", "b'),
+        "x.json",
+        {},
+        r"x\.json, record 2 is not JSON, or .* cut: U",
+    ),
+    "JSON without its end": (_bytes("x.json", b'["a", "b"'), "x.json", {}, r"record 3 is not JSON, or the file is cut"),
+    "JSON with a comma too many": (_bytes("x.json", b'["a",]'), "x.json", {}, r"record 2 is not JSON.*Expecting value"),
+    "JSON without a comma": (_bytes("x.json", b'["a" "b"]'), "x.json", {}, r"record 2 is not JSON.*Expecting ','"),
+    "JSON behind its list": (_bytes("x.json", b'["a"]\n["b"]'), "x.json", {}, r"goes on behind its list of 1 records"),
+    "JSON too deep": (_bytes("x.json", b"[" * 200_000), "x.json", {}, r"x\.json, record 1 is not JSON"),
+    "JSON of no UTF-8": (_bytes("x.json", b'["a", "\xff"]'), "x.json", {}, "x.json is not UTF-8.*byte 7 is 0xff"),
+    "CSV column": (_bytes("x.csv", b"a,b\n1,2\n"), "x.csv", {}, r"x\.csv, row 1: no column 'text'.*the row has a, b"),
+    "CSV field": (_bytes("x.csv", b"text,b\n1,2\n\n1\n"), "x.csv", {}, r"x\.csv, line 4 ends a row of 1 fields; .* 2"),
+    "CSV quote": (_bytes("x.csv", b'text\n"a"b\n'), "x.csv", {}, r"x\.csv, line 2 is not CSV: "),
+    "CSV that is cut": (_bytes("x.csv", b'text\n"a\nb'), "x.csv", {}, r"x\.csv, line 3 is not CSV: unexpected end"),
+    "CSV of two columns": (_bytes("x.csv", b"text,text\n1,2\n"), "x.csv", {}, r"x\.csv names a column twice: text"),
+    "CSV of Latin-1": (_bytes("x.csv", "text\nï".encode("latin-1")), "x.csv", {}, "x.csv is not UTF-8.*byte 5 is 0xef"),
     "no parquet": (
         lambda f: (f / "x.parquet").write_bytes(b"PAR1"),
         "x.parquet",
@@ -650,7 +778,12 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             raise ConnectionError("no route to the hub")
         return Stream([{"text": f"text {i}", "n": i} for i in range(40)])
 
-    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    def load_from_disk(path: str) -> Any:
+        calls.append(path)
+        return types.SimpleNamespace(to_iterable_dataset=lambda: Stream([{"text": f"text {i}"} for i in range(40)]))
+
+    there = types.SimpleNamespace(load_dataset=load_dataset, load_from_disk=load_from_disk)
+    monkeypatch.setitem(sys.modules, "datasets", there)
     return calls
 
 
@@ -664,6 +797,13 @@ def test_a_hub_dataset_is_streamed_at_its_revision(hub: list[Any]) -> None:
     other = open_source(dataclasses.replace(config, template="{n}"))
     assert both(other)[11].text == "11"
     assert other.identity["split_by"] == "content"
+
+
+def test_a_dataset_that_was_saved_to_a_folder_is_read(hub: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "state.json").touch()
+    source = open_source(TextConfig(source="hub", dataset=str(tmp_path), heldout_fraction=0.3))
+    assert [d.text for d in both(source)] == [f"text {i}" for i in range(40)] and hub == [str(tmp_path)]
+    entered_anywhere(source)
 
 
 def test_hub_errors_name_the_dataset(hub: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,9 @@
 """Random folders of text: they end in documents, the same every time, or in one line that says what is wrong."""
 
+import contextlib
+import csv
+import gzip
+import io
 import json
 import os
 import warnings
@@ -11,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zstandard
 
 from saejax.core.errors import SaejaxError
 from saejax.text import Document, Source, SourceConfig, TextConfig, open_source
@@ -74,14 +79,56 @@ def table(rng: Rng, good: bool) -> bytes:
     return bytes(raw)
 
 
-WRITERS: dict[str, Callable[[Rng, bool], bytes]] = {".txt": plain, ".jsonl": lines, ".parquet": table}
+def values_of(raw: bytes) -> list[Any]:
+    """The JSON of each line that has one."""
+    found = []
+    for line in raw.split(b"\n"):
+        with contextlib.suppress(ValueError, RecursionError):
+            found.append(json.loads(line))
+    return found
+
+
+def listed(rng: Rng, good: bool) -> bytes:
+    raw = json.dumps(values_of(lines(rng, good)), indent=pick(rng, (None, 1))).encode()
+    return raw if good else raw[: len(raw) - pick(rng, (0, 0, 1, 5))]
+
+
+def commas(rng: Rng, good: bool) -> bytes:
+    sheet = io.StringIO(newline="")
+    writer = csv.writer(sheet)
+    rows = [row for row in values_of(lines(rng, good)) if isinstance(row, dict)]
+    writer.writerow(COLUMNS)
+    writer.writerows(
+        [row.get(name, "") for name in COLUMNS[: None if good or rng.random() < 0.9 else 2]] for row in rows
+    )
+    raw = sheet.getvalue().encode(errors="replace")
+    return raw if good else raw + pick(rng, (b"", b"", b'"', b"\xff", b"\0"))
+
+
+def packed(inner: Callable[[Rng, bool], bytes], pack: Callable[[bytes], bytes]) -> Callable[[Rng, bool], bytes]:
+    def write(rng: Rng, good: bool) -> bytes:
+        raw = pack(inner(rng, good))
+        return raw if good or rng.random() < 0.7 else raw[: int(rng.integers(len(raw)))]
+
+    return write
+
+
+WRITERS: dict[str, Callable[[Rng, bool], bytes]] = {
+    ".txt": plain,
+    ".jsonl": lines,
+    ".parquet": table,
+    ".json": listed,
+    ".csv": commas,
+    ".txt.gz": packed(plain, gzip.compress),
+    ".jsonl.zst": packed(lines, zstandard.compress),
+}
 
 
 def fill(folder: Path, rng: Rng, good: bool) -> None:
     """Files, folders, links and loops below `folder`; good ones alone, or bad ones too."""
     folders = [folder]
     for _ in range(int(rng.integers(1, 9))):
-        suffix = pick(rng, tuple(WRITERS) if good else (*WRITERS, *WRITERS, ".csv"))
+        suffix = pick(rng, tuple(WRITERS) if good else (*WRITERS, *WRITERS, ".tsv"))
         path = os.path.join(pick(rng, folders), pick(rng, NAMES))
         kind = rng.random()
         if kind < 0.15:
@@ -122,7 +169,7 @@ def read(config: TextConfig) -> tuple[Source, dict[str, list[Document]]]:
 
 @pytest.fixture(autouse=True)
 def _others_may_lie_there() -> Iterator[None]:
-    """Random folders hold .csv files, which are left out with a warning (tests/text/test_text.py)."""
+    """Random folders hold .tsv files, which are left out with a warning (tests/text/test_text.py)."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"text\.paths, ")
         yield

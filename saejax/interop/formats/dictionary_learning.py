@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from saejax.core.errors import DataError
+from saejax.core.torch_file import read_torch
 from saejax.interop.assemble import (
     UNCENTRED,
     Layout,
@@ -34,7 +35,6 @@ from saejax.interop.assemble import (
     write_files,
 )
 from saejax.interop.tensors import mentions, read_config, whole_number
-from saejax.interop.torch_file import read_torch
 from saejax.trained import Format, TrainedCoder, centred, register_format
 
 _CONFIG, _WEIGHTS = "config.json", "ae.pt"

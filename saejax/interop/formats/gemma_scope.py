@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from saejax.core.archives import check_size
 from saejax.core.errors import DataError
 from saejax.core.files import replacing
 from saejax.interop.assemble import UNCENTRED, Layout, NamedArrays, assemble, check_free, coder_kind, write_files
 from saejax.interop.hooks import UNKNOWN, from_module
-from saejax.interop.tensors import check_size, half_precision_notes, mentions, read_config, read_npz, read_safetensors
+from saejax.interop.tensors import half_precision_notes, mentions, read_config, read_npz, read_safetensors
 from saejax.trained import Format, Kind, TrainedCoder, centred, register_format
 
 _NPZ, _CONFIG, _WEIGHTS = "params.npz", "config.json", "params.safetensors"

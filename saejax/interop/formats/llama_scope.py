@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from saejax.core.errors import DataError
+from saejax.core.torch_file import read_torch
 from saejax.interop.assemble import (
     UNCENTRED,
     Layout,
@@ -37,7 +38,6 @@ from saejax.interop.assemble import (
 )
 from saejax.interop.hooks import from_transformer_lens, to_transformer_lens
 from saejax.interop.tensors import half_precision_notes, mentions, read_config, read_safetensors
-from saejax.interop.torch_file import read_torch
 from saejax.trained import Format, Kind, TrainedCoder, centred, register_format
 
 _OLD, _CONFIG, _WEIGHTS = "hyperparams.json", "config.json", "sae_weights.safetensors"

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from saejax.core.errors import DataError
+from saejax.core.torch_file import names_in, read_torch
 from saejax.interop.assemble import Layout, assemble
-from saejax.interop.torch_file import names_in, read_torch
 from saejax.trained import Format, TrainedCoder, register_format
 
 _MOST_FILES = 1000

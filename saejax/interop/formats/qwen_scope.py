@@ -13,8 +13,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from saejax.core.errors import DataError
+from saejax.core.torch_file import read_torch
 from saejax.interop.assemble import UNCENTRED, Layout, assemble
-from saejax.interop.torch_file import read_torch
 from saejax.trained import Format, TrainedCoder, register_format
 
 _FILE = re.compile(r"layer(0|[1-9]\d{0,3})\.sae\.pt")

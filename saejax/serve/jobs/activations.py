@@ -18,10 +18,10 @@ from saejax.serve.jobs.places import allowed_path
 from saejax.serve.jobs.requests import ExperimentBody, TrainBody
 from saejax.serve.site import Site
 from saejax.store.files import StoreFiles
-from saejax.store.foreign import open_foreign
+from saejax.store.foreign import ENDINGS
 from saejax.store.manifest import read_manifest
+from saejax.store.parts import Naming, open_parts
 
-ENDINGS = (".parquet", ".npy", ".safetensors")
 _MOST_FILES = 10_000
 _MOST_RUNS = 1000
 _STANDARD: Mapping[str, Any] = {"batch_size": 512, "max_epochs": 10, "learning_rate": 1e-3}
@@ -245,9 +245,8 @@ def _files(site: Site, body: TrainBody) -> Activations:
         ("store", "import", str(stores / store / split), *map(str, paths), f"--hook_point={hook_point}")
         for split, paths in files.items()
     )
-    rows = sum(open_foreign(path).n_rows for path in files["train"])
-    for path in files.get("heldout", ()):
-        open_foreign(path)
+    parts = {split: open_parts(paths, Naming(hook_point)) for split, paths in files.items()}
+    rows = sum(part.n_rows for part in parts["train"])
     return Activations(rows, str(stores), store, hook_point, False, "heldout" in files, imports)
 
 

@@ -69,7 +69,7 @@ class TrainBody(Body):
 
     layer_idx: int = Field(ge=0, le=10_000, description="The block whose activations are read.")
     activation_data_path: Name = Field(
-        description="A .parquet, .npy or .safetensors file of [N, d], a folder of them, or a store: its name or folder."
+        description="A file that `saejax store import` reads, a folder of them, or a store: its name or folder."
     )
     heldout_data_path: Name = Field("", description="The same, for validation.")
     hook_point: Name = Field("", description="Where several are meant: which one; of files the name it gets.")

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 
+from saejax.core.archives import StoredTensor, check_directory, check_regular, check_size, stored_offset
 from saejax.core.errors import DataError
-from saejax.interop.tensors import check_directory, check_regular, check_size
 
 # A pickle of names and shapes: 250 bytes and 40 operations for each tensor.
 _LARGEST_PICKLE, _MOST_OPERATIONS = 1 << 20, 200_000
@@ -32,7 +32,7 @@ _TYPES = {
     "DoubleStorage": np.dtype(np.float64),
     "FloatStorage": np.dtype(np.float32),
     "HalfStorage": np.dtype(np.float16),
-    "BFloat16Storage": np.dtype(jnp.bfloat16),
+    "BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
     "LongStorage": np.dtype(np.int64),
     "IntStorage": np.dtype(np.int32),
     "ShortStorage": np.dtype(np.int16),
@@ -50,20 +50,33 @@ _KNOWN = {_DICT, _TENSOR, _PARAMETER, *(f"torch.{name}" for name in _TYPES)}
 
 def read_torch(path: Path) -> dict[str, Any]:
     """The dict that torch.save wrote: {name: array, str, number or such a dict}; arrays of floats become float32."""
+    value = _run(path, mapped=False)
+    if not isinstance(value, dict):
+        raise DataError(f"{path} holds a {type(value).__name__}; weights are a dict of tensors (a state_dict).")
+    return value
+
+
+def stored_tensors(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of the dict that torch.save wrote, of which nothing is read; "" names one without a dict."""
+    value = _run(path, mapped=True)
+    if isinstance(value, StoredTensor):
+        return {"": value}
+    if not isinstance(value, dict):
+        raise DataError(f"{path} holds a {type(value).__name__}. Save a dict of names to tensors with torch.save.")
+    return {name: tensor for name, tensor in value.items() if isinstance(tensor, StoredTensor)}
+
+
+def _run(path: Path, mapped: bool) -> Any:
     pickled, prefix = _read_pickle(path)
     with zipfile.ZipFile(path) as archive:
-        machine = _Machine(path, archive, prefix)
         try:
-            value = machine.run(pickled)
+            return _Machine(path, archive, prefix, mapped).run(pickled)
         except DataError:
             raise
         except (zipfile.BadZipFile, OSError, ValueError, TypeError, LookupError, ArithmeticError) as error:
             raise DataError(f"{path} is damaged ({type(error).__name__}: {str(error)[:200]}).") from None
         except (EOFError, NotImplementedError, RuntimeError) as error:
             raise DataError(f"{path} is not readable ({type(error).__name__}: {str(error)[:200]}).") from None
-    if not isinstance(value, dict):
-        raise DataError(f"{path} holds a {type(value).__name__}; weights are a dict of tensors (a state_dict).")
-    return value
 
 
 def names_in(path: Path, *names: str) -> bool:
@@ -138,8 +151,8 @@ class _Storage:
 class _Machine:
     """The pickle machine, without imports and calls."""
 
-    def __init__(self, path: Path, archive: zipfile.ZipFile, prefix: str) -> None:
-        self.path, self.archive, self.prefix = path, archive, prefix
+    def __init__(self, path: Path, archive: zipfile.ZipFile, prefix: str, mapped: bool) -> None:
+        self.path, self.archive, self.prefix, self.mapped = path, archive, prefix, mapped
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
@@ -255,11 +268,11 @@ class _Machine:
             return {}
         if name == _TENSOR:
             return self._tensor(*arguments[:4])
-        if name == _PARAMETER and isinstance(arguments[0], np.ndarray):
+        if name == _PARAMETER and isinstance(arguments[0], np.ndarray | StoredTensor):
             return arguments[0]
         raise self._refused(f"call {name}")
 
-    def _tensor(self, storage: Any, offset: Any, shape: Any, strides: Any) -> np.ndarray:
+    def _tensor(self, storage: Any, offset: Any, shape: Any, strides: Any) -> np.ndarray | StoredTensor:
         """The tensor, after it was seen to lie within its storage."""
         numbers = (offset, *shape, *strides)
         whole = all(type(n) is int and 0 <= n < _TOO_LARGE for n in numbers) and len(shape) == len(strides) <= 8
@@ -273,20 +286,23 @@ class _Machine:
                 f"{self.path}: a tensor of shape {shape} and strides {strides} at {offset} does not lie within its "
                 f"storage of {storage.count:,} numbers. The file is damaged."
             )
-        there = self.archive.getinfo(f"{self.prefix}data/{storage.key}").file_size
-        if storage.count * size > there:
+        member = self.archive.getinfo(f"{self.prefix}data/{storage.key}")
+        if storage.count * size > member.file_size:
             raise DataError(
                 f"{self.path}: the storage {storage.key!r} is to hold {storage.count:,} numbers of {size} bytes, and "
-                f"has {there:,} bytes. The file is damaged."
+                f"has {member.file_size:,} bytes. The file is damaged."
             )
         self.used_bytes += count * size
         if self.used_bytes > _MOST_SHARED * self.path.stat().st_size:
             raise DataError(f"{self.path}: its tensors are {_MOST_SHARED} times as large as the file. It is damaged.")
+        steps = tuple(step * size for step in strides)
+        if self.mapped:
+            return StoredTensor(storage.dtype, tuple(shape), stored_offset(self.path, member) + offset * size, steps)
         check_size(self.path, self.used_bytes)
         if storage.key not in self.storages:
-            self.storages[storage.key] = np.frombuffer(self.archive.read(f"{self.prefix}data/{storage.key}"), np.uint8)
+            self.storages[storage.key] = np.frombuffer(self.archive.read(member), np.uint8)
         flat = self.storages[storage.key][: storage.count * size].view(storage.dtype)[offset:]
-        array = np.lib.stride_tricks.as_strided(flat, shape, [step * size for step in strides], writeable=False)
+        array = np.lib.stride_tricks.as_strided(flat, shape, steps, writeable=False)
         return array.astype(np.float32, copy=False) if storage.dtype.kind not in "iub" else array
 
 
