@@ -10,6 +10,7 @@ from typing import Literal
 
 from saejax.app.experiment import Experiment
 from saejax.core.errors import ConfigError, SaejaxError
+from saejax.core.extras import installing
 from saejax.core.wandb_runs import refuse_no_login
 from saejax.parallel import Process, from_first
 from saejax.text.config import SourceConfig
@@ -22,7 +23,7 @@ def refuse_missing(e: Experiment, *parts: Part) -> None:
     """Raise ConfigError where a package is not installed that a setting of these sections needs, or has no login."""
     for part, setting, package, extra in _needed(e):
         if part in parts and not _is_there(package):
-            raise ConfigError(f"{setting} needs the package {package}: pip install 'saejax[{extra}]'.")
+            raise ConfigError(f"{setting} needs the package {package}: {installing(extra)}")
     if "train" in parts and e.train.wandb:
         refuse_no_login()
 

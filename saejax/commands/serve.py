@@ -6,7 +6,7 @@
 
 Prints the address of the page. It can be reached from this machine alone; elsewhere use an SSH tunnel, or --host with
 the token that the printed link carries. Trainings that are started from the page are processes of their own: they go
-on when the server ends. Needs the extra: pip install 'saejax[serve]'.
+on when the server ends. Needs the extra serve.
 """
 
 import contextlib
@@ -21,13 +21,13 @@ from typing import Any
 
 from saejax.app.command import Command, Line
 from saejax.core.errors import ConfigError
+from saejax.core.extras import installing
 from saejax.core.files import write_json, writing
 from saejax.core.lease import lease
 from saejax.core.settings import setting
 
 _PORT = 8765
 _PORTS = 20
-_MISSING = "The page needs FastAPI, uvicorn and websockets: pip install 'saejax[serve]'"
 # Told to JAX in this process and not to its jobs: a model that answers questions leaves the accelerator to trainings.
 _OWN_ENVIRONMENT = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
@@ -53,7 +53,7 @@ class Serve(Command, takes="words"):
         try:
             from saejax.serve.server import serve
         except ImportError as error:
-            raise ConfigError(f"{_MISSING} ({error.name} is missing)") from None
+            raise ConfigError(f"The page needs {error.name}: {installing('serve')}") from None
         with lease(site.folders.own), _listening(self.host, self.port) as (listener, loopback):
             token = "" if loopback and not self.token else _server_token(site.folders.own)
             url = _url(listener, self.host)

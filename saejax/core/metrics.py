@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from saejax.core.errors import DataError
+from saejax.core.extras import installing
 from saejax.core.files import opened, parsed, read_bounded, writing
 
 # Bytes from the end of metrics.jsonl in which the last rows are looked for: some hundred of them.
@@ -54,7 +55,7 @@ class TensorBoardWriter:
         try:
             from tensorboardX import SummaryWriter
         except ImportError:
-            raise DataError("train.tensorboard=true needs tensorboardX: pip install 'saejax[tensorboard]'.") from None
+            raise DataError(f"train.tensorboard=true needs tensorboardX: {installing('tensorboard')}") from None
         self._folder = folder
         with writing(folder):
             self._writer = SummaryWriter(str(folder))

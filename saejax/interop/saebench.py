@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from saejax.core.errors import ConfigError
+from saejax.core.extras import installing
 from saejax.interop.assemble import UNCENTRED, coder_kind
 from saejax.interop.hooks import layer_of, to_transformer_lens
 from saejax.trained import TrainedCoder
@@ -61,7 +62,7 @@ def as_module(sae: TrainedCoder, model_name: str = "", dtype: str = "float32", d
     try:
         import torch
     except ImportError:
-        raise ConfigError("SAEBench runs in PyTorch, which is not installed: pip install 'saejax[torch]'.") from None
+        raise ConfigError(f"SAEBench runs in PyTorch, which is not installed: {installing('torch')}") from None
     layer = layer_of(sae.hook_point)
     assert layer is not None  # `refuses` looked
     (topology, sparsity), t = coder_kind(sae), sae.coder.topology

@@ -54,7 +54,7 @@ class LMConfig(Settings, section="lm"):
     model: str = setting(
         "demo",
         "`demo` (the embedded model), `recall` (a second one, for the quickstart of `saejax prefix`), a Hugging Face "
-        "model folder, a GGUF file (an extra: pip install 'saejax[gguf]'), or a hub id `owner/name`.",
+        "model folder, a GGUF file (by the extra gguf), or a hub id `owner/name`.",
         place="hub",
     )
     revision: str = setting("", "Commit, tag or branch of a hub id; pin it.")
@@ -74,7 +74,7 @@ class LMConfig(Settings, section="lm"):
     backend: str = setting(
         "auto",
         "jax, the decoder of saejax; torch, any model of transformers, and any module of it as a hook point "
-        "(encoder.layer.2.output.out; an extra: pip install 'saejax[torch]'); or auto: jax where its decoder knows the "
+        "(encoder.layer.2.output.out; by the extra torch); or auto: jax where its decoder knows the "
         "architecture.",
         choices=("auto", "jax", "torch"),
     )

@@ -19,6 +19,7 @@ import numpy as np
 
 from saejax.core.archives import MOST_TENSORS, StoredTensor, check_directory, stored_offset
 from saejax.core.errors import ConfigError, DataError
+from saejax.core.extras import installing
 from saejax.core.torch_file import stored_tensors
 from saejax.store.layout import BF16
 
@@ -221,7 +222,7 @@ class Table:
         try:
             import pyarrow
         except ImportError:
-            raise ConfigError(f"{path}: reading {path.suffix} needs pyarrow; install saejax[data].") from None
+            raise ConfigError(f"{path}: reading {path.suffix} needs pyarrow: {installing('data')}") from None
         self.path, self._failures = path, (pyarrow.ArrowException, OSError)
         try:
             schema, self.records = self._open()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from saejax.core.errors import ConfigError, DataError
+from saejax.core.extras import installing
 from saejax.core.files import read_bounded
 from saejax.text.added_tokens import NAMES
 
@@ -125,7 +126,7 @@ class ChatTemplate:
         try:
             import jinja2
         except ImportError:
-            raise DataError("text.chat needs the jinja2 package: pip install 'saejax[chat]'.") from None
+            raise DataError(f"text.chat needs the jinja2 package: {installing('chat')}") from None
         try:
             return _environment(self.date).from_string(self.template)
         except jinja2.TemplateError as error:

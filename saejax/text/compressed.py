@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
 
 from saejax.core.errors import DataError
+from saejax.core.extras import installing
 from saejax.text.paths import COMPRESSED, ending, shown
 
 _PIECE = 1 << 16
@@ -112,7 +113,7 @@ def _unpacked_zst(path: Path, handle: BinaryIO) -> Iterator[bytes]:
     try:
         import zstandard
     except ImportError:
-        raise DataError(f"Reading {shown(path)} needs zstandard: pip install 'saejax[data]'.") from None
+        raise DataError(f"Reading {shown(path)} needs zstandard: {installing('data')}") from None
     frame = None
     try:
         while raw := handle.read(_ZST_PIECE):

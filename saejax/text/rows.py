@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from saejax.core.errors import DataError
+from saejax.core.extras import installing
 from saejax.text.compressed import LONGEST, lines_of, longest, opened_bytes, opened_text, pieces_of, too_long
 from saejax.text.paths import kind_of, short, shown
 
@@ -153,7 +154,7 @@ def _read_parquet(path: Path) -> Iterator[dict[str, Any]]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
-        raise DataError(f"Reading {shown(path)} needs pyarrow: pip install 'saejax[data]'.") from None
+        raise DataError(f"Reading {shown(path)} needs pyarrow: {installing('data')}") from None
     try:
         for batch in parquet.ParquetFile(path).iter_batches():
             yield from batch.to_pylist()

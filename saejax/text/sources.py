@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from saejax.core.errors import ConfigError, DataError
+from saejax.core.extras import installing
 from saejax.core.hub import check_hub, unreachable
 from saejax.text.chat import ChatTemplate
 from saejax.text.config import SourceConfig, TextConfig
@@ -229,7 +230,7 @@ def _hub_stream(config: SourceConfig) -> Any:
     try:
         import datasets
     except ImportError:
-        raise DataError("text.source='hub' needs the datasets package: pip install 'saejax[data]'.") from None
+        raise DataError(f"text.source='hub' needs the datasets package: {installing('data')}") from None
     if not Path(config.dataset).exists():
         check_hub("dataset", config.dataset, config.revision, _HUB_REMEDY)
     try:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from saejax.core.errors import ConfigError
+from saejax.core.extras import installing
 
 _TOPOLOGIES = ("autoencoder", "transcoder", "skip_transcoder", "layernorm_autoencoder")
 _DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -33,7 +34,7 @@ def torch_module(described: Mapping[str, Any], kept: int, params: Mapping[str, A
     try:
         import torch
     except ImportError:
-        raise ConfigError("to_torch needs PyTorch, which is not installed: pip install 'saejax[torch]'.") from None
+        raise ConfigError(f"to_torch needs PyTorch, which is not installed: {installing('torch')}") from None
     select = selection(torch, sparsity, kept)
     normalised, skips, centred = topology.startswith("layernorm"), topology.startswith("skip"), "auto" in topology
 

@@ -148,7 +148,7 @@ def test_what_cannot_be_probed_is_refused_before_anything_is_done(runs: Path, mo
         wanted_probes(e.probes, " ,")
     find = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "sklearn" else find(name))
-    with pytest.raises(ConfigError, match=r"needs the package scikit-learn: pip install 'saejax\[probes\]'"):
+    with pytest.raises(ConfigError, match=r"needs the package scikit-learn: pip install 'scikit-learn>="):
         wanted_probes(e.probes, "code")
 
 

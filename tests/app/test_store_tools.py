@@ -804,7 +804,7 @@ def test_lists_of_arrow_that_lead_out_of_their_numbers_are_refused(tmp_path, end
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     (tmp_path / "x.parquet").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r"needs pyarrow; install saejax\[data\]"):
+    with pytest.raises(ConfigError, match=r"needs pyarrow: pip install 'datasets>="):
         import_files(tmp_path / "s", [tmp_path / "x.parquet"], CONFIG)
 
 

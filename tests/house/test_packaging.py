@@ -17,6 +17,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from saejax.core.extras import installing
+
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PYTHONS = ("3.11", "3.12", "3.13")
@@ -286,3 +288,13 @@ def test_make_test_installs_torch_where_it_should(
     checkout.make("test", f"PYTHON={name}", *([] if torch is None else [f"TORCH={torch}"]))
     made, installed, _ = checkout.log()
     assert made == f"venv .venv-{name}" and installed.endswith(f"-e {extras}")
+
+
+def test_what_a_message_says_to_install_is_the_extra() -> None:
+    """By name it could be installed neither from a checkout nor before the package is published."""
+    extras = PROJECT["project"]["optional-dependencies"]
+    source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "saejax").rglob("*.py"))
+    named = set(re.findall(r"installing\(['\"](\w+)['\"]\)", source))
+    assert len(named) >= 6 and "pip install 'saejax[" not in source
+    for extra in named:
+        assert installing(extra) == "pip install " + " ".join(f"'{package}'" for package in extras[extra])

@@ -473,7 +473,7 @@ def test_a_damaged_or_cut_file_is_named(tmp_path: Path, packed: str) -> None:
 def test_without_zstandard_its_files_say_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_rows(tmp_path / "x.jsonl.zst", [{"text": "a"}])
     monkeypatch.setitem(sys.modules, "zstandard", None)
-    with pytest.raises(DataError, match=r"x\.jsonl\.zst needs zstandard: pip install 'saejax\[data\]'"):
+    with pytest.raises(DataError, match=r"x\.jsonl\.zst needs zstandard: pip install 'datasets>="):
         both(files(path))
 
 
@@ -812,5 +812,5 @@ def test_hub_errors_name_the_dataset(hub: list[Any], monkeypatch: pytest.MonkeyP
     with pytest.raises(DataError, match=r"o/d:0: no column 'body' for text\.column; the row has text, n"):
         both(open_source(TextConfig(source="hub", dataset="o/d", column="body")))
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match=r"needs the datasets package: pip install 'saejax\[data\]'"):
+    with pytest.raises(DataError, match=r"needs the datasets package: pip install 'datasets>="):
         open_source(TextConfig(source="hub", dataset="o/d"))

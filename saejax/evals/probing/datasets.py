@@ -18,6 +18,7 @@ import numpy as np
 
 from saejax.core.config import nearest
 from saejax.core.errors import ConfigError, DataError
+from saejax.core.extras import installing
 from saejax.core.files import read_bounded
 from saejax.runs.made import digest
 
@@ -48,7 +49,7 @@ class LabelledTexts:
 def needed(module: str, package: str) -> None:
     """Raise ConfigError with the command that installs it, unless `module` is installed."""
     if importlib.util.find_spec(module) is None:
-        raise ConfigError(f"Probing needs the package {package}: pip install 'saejax[probes]'")
+        raise ConfigError(f"Probing needs the package {package}: {installing('probes')}")
 
 
 def data_folder(given: str = "") -> Path:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from saejax.core.errors import ConfigError, DataError
+from saejax.core.extras import installing
 from saejax.lm.gguf.header import Header, Stored, read_header
 
 # The file in a folder that `as_folder` makes.
@@ -177,5 +178,5 @@ def _library() -> Any:
     try:
         from gguf import quants
     except ImportError:
-        raise ConfigError("Models in GGUF files need the package gguf: pip install 'saejax[gguf]'.") from None
+        raise ConfigError(f"Models in GGUF files need the package gguf: {installing('gguf')}") from None
     return quants

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from saejax.core.errors import ConfigError, DataError
+from saejax.core.extras import installing
 from saejax.core.files import read_json
 from saejax.lm.points import HOOK_NAMES
 from saejax.lm.torch_hooks.hooks import watching
@@ -87,7 +88,7 @@ def torch_and_transformers() -> tuple[Any, Any]:
         import transformers
     except ImportError as error:
         raise ConfigError(
-            f"lm.backend=torch needs PyTorch, an extra: pip install 'saejax[torch]' ({error}). Or choose a model that "
+            f"lm.backend=torch needs PyTorch: {installing('torch')} ({error}). Or choose a model that "
             "the JAX decoder knows, with lm.backend=jax."
         ) from None
     return torch, transformers
