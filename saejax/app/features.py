@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LONGEST_ROW = 256
-_SHOWN = 10  # features of a notebook's cell, of those that fire on at most this share of the tokens
+_MOST_SHOWN = 10  # features of a notebook's cell, of those that fire on at most this share of the tokens
 _COMMON = 0.1
 
 
@@ -99,7 +99,7 @@ class Features(Sequence[Feature]):
         largest = low if abs(low) > abs(high) else high
         return Feature(described["id"], described["density"], largest, tuple(passages), promoted, suppressed)
 
-    def strongest(self, count: int = _SHOWN, most_density: float = _COMMON) -> list[Feature]:
+    def strongest(self, count: int = _MOST_SHOWN, most_density: float = _COMMON) -> list[Feature]:
         """The features of the largest |activation|, of those that fire on at most `most_density` of the tokens."""
         sizes = np.array([max(one["max"], -one.get("min", 0.0)) for one in self._content["features"]])
         sizes = np.where((self.density > 0) & (self.density <= most_density), sizes, 0)

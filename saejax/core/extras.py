@@ -9,6 +9,10 @@ _EXTRA = re.compile(r"""(.+?)\s*;\s*extra\s*==\s*['"](.+?)['"]""")
 
 @functools.cache
 def installing(extra: str) -> str:
-    """`pip install` with the packages of an extra of pyproject.toml, as the installed saejax names them."""
+    """`pip install` with the packages of an extra of pyproject.toml, as the installed saejax names them.
+
+    A checkout that was installed before the extra came is told to be installed again.
+    """
     rows = (_EXTRA.fullmatch(row) for row in importlib.metadata.requires("saejax") or ())
-    return "pip install " + " ".join(f"'{row[1]}'" for row in rows if row and row[2] == extra)
+    packages = [f"'{row[1]}'" for row in rows if row and row[2] == extra]
+    return "pip install " + (" ".join(packages) or f"-e '.[{extra}]'")

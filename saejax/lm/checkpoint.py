@@ -29,7 +29,7 @@ from saejax.parallel import sharding_of
 
 # Constants that older files hold beside the parameters.
 _BUFFERS = re.compile(r"\.(attn|attention)\.(bias|masked_bias)$|(^|\.)rotary_emb\.inv_freq$")
-Tensors = TensorFiles | GgufTensors | ModuleTensors
+TensorSource = TensorFiles | GgufTensors | ModuleTensors
 # The parameters of the head, which stands beside the model that the prefix names.
 _UNEMBEDDING = ("W_U", "b_U")
 
@@ -101,7 +101,7 @@ def read_params(
 
 
 def params_of(
-    files: Tensors, config_json: dict[str, Any], config: DecoderConfig, where: str, dtype: Any, mesh: Mesh | None
+    files: TensorSource, config_json: dict[str, Any], config: DecoderConfig, where: str, dtype: Any, mesh: Mesh | None
 ) -> tuple[DecoderConfig, dict[str, Any]]:
     """`read_params` of opened tensors, whose config.json and what follows from it are `config_json` and `config`."""
     config, places = _places(where, files, architecture(config_json, where), config)
@@ -136,7 +136,7 @@ def stored(folder: Path) -> tuple[DecoderConfig, tuple[str, ...]]:
 
 
 def _places(
-    where: str, files: Tensors, arch: Architecture, config: DecoderConfig
+    where: str, files: TensorSource, arch: Architecture, config: DecoderConfig
 ) -> tuple[DecoderConfig, dict[ParameterPath, tuple[list[str], Layout]]]:
     """(config, {path: (tensors, layout)} of all parameters), every header compared with what it implies.
 
@@ -183,7 +183,7 @@ def _places(
     return config, places
 
 
-def _check_header(where: str, files: Tensors, name: str, parameter: str, wanted: tuple[int, ...]) -> None:
+def _check_header(where: str, files: TensorSource, name: str, parameter: str, wanted: tuple[int, ...]) -> None:
     shape, dtype = files.header(name)
     if shape != wanted:
         raise DataError(

@@ -8,7 +8,7 @@ import numpy as np
 from saejax.core.errors import ConfigError
 from saejax.core.extras import installing
 
-_TOPOLOGIES = ("autoencoder", "transcoder", "skip_transcoder", "layernorm_autoencoder")
+_ONE_SITE = ("autoencoder", "transcoder", "skip_transcoder", "layernorm_autoencoder")
 _DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
@@ -26,8 +26,8 @@ def torch_module(described: Mapping[str, Any], kept: int, params: Mapping[str, A
         ConfigError: a topology of several hook points or layers, no such dtype or device, or PyTorch is not installed.
     """
     topology, sparsity = described["topology"], described["sparsity"]["name"]
-    if topology not in _TOPOLOGIES:
-        raise ConfigError(f"to_torch takes one of {', '.join(_TOPOLOGIES)}, and this coder is a {topology}.")
+    if topology not in _ONE_SITE:
+        raise ConfigError(f"to_torch takes one of {', '.join(_ONE_SITE)}, and this coder is a {topology}.")
     dtype = str(dtype).removeprefix("torch.")
     if dtype not in _DTYPES:
         raise ConfigError(f"to_torch: dtype is {dtype!r}; it must be one of {', '.join(_DTYPES)}.")

@@ -31,21 +31,31 @@ def test_a_package_is_looked_for_and_not_imported(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("package", "sections", "part", "said"),
     [
-        ("gguf", {"lm": {"model": "a/b.GGUF"}}, "lm", r"lm.model='a/b.GGUF' .*saejax.gguf"),
-        ("gguf", {"lm": {"second": "b.gguf"}}, "lm", r"lm.second='b.gguf' .*saejax.gguf"),
-        ("tensorboardX", {"train": {"tensorboard": True}}, "train", "train.tensorboard=True .*saejax.tensorboard"),
-        ("wandb", {"train": {"wandb": True}}, "train", "train.wandb=True .*saejax.wandb"),
-        ("datasets", {"text": {"source": "hub", "dataset": "a/b"}}, "text", "text.source='hub' .*saejax.data"),
-        ("pyarrow", {"text": {"source": "files", "paths": ("x",)}}, "text", "b.parquet' .*saejax.data"),
-        ("zstandard", {"text": {"source": "prompts", "paths": ("x",)}}, "text", "c.txt.zst' .*saejax.data"),
+        ("gguf", {"lm": {"model": "a/b.GGUF"}}, "lm", r"lm.model='a/b.GGUF'.*pip install 'gguf"),
+        ("gguf", {"lm": {"second": "b.gguf"}}, "lm", r"lm.second='b.gguf'.*pip install 'gguf"),
+        (
+            "tensorboardX",
+            {"train": {"tensorboard": True}},
+            "train",
+            "tensorboard=True.*pip install 'tensorboardX",
+        ),
+        ("wandb", {"train": {"wandb": True}}, "train", "train.wandb=True.*pip install 'wandb"),
+        ("datasets", {"text": {"source": "hub", "dataset": "a/b"}}, "text", "text.source='hub'.*pip install 'datasets"),
+        ("pyarrow", {"text": {"source": "files", "paths": ("x",)}}, "text", "b.parquet'.*pip install 'datasets"),
+        ("zstandard", {"text": {"source": "prompts", "paths": ("x",)}}, "text", "c.txt.zst'.*pip install 'datasets"),
         (
             "jinja2",
             {"text": {"source": "files", "paths": ("x",), "chat": True}},
             "text",
-            "text.chat=True .*saejax.chat",
+            "text.chat=True.*pip install 'jinja2",
         ),
-        ("torch", {"lm": {"backend": "torch"}}, "lm", "lm.backend='torch' .*saejax.torch"),
-        ("pyarrow", {"text": {"sources": ({"source": "files", "paths": ("x",)},)}}, "text", "b.parquet' .*saejax.data"),
+        ("torch", {"lm": {"backend": "torch"}}, "lm", "lm.backend='torch'.*pip install 'torch"),
+        (
+            "pyarrow",
+            {"text": {"sources": ({"source": "files", "paths": ("x",)},)}},
+            "text",
+            "b.parquet'.*pip install 'datasets",
+        ),
     ],
 )
 def test_each_extra_is_asked_for_by_its_setting(

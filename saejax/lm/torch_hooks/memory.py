@@ -19,7 +19,7 @@ _RUNNERS = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "Distribut
 _HOLDERS = ("_model", "_module", "model")
 _FLOATS = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 # Of a configuration, what decides no number.
-_NAMES = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
+_UNDECIDING = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
 _ADAPTERS = re.compile(r"\.(base_layer|lora_\w+)(\.|$)")
 # The part of the norm of a token's logits that rounding may change, where one of two computations has this dtype.
 ROUNDING = {"float64": 1e-4, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
@@ -78,7 +78,7 @@ def why_not_decoded(module: Any, config_json: dict[str, Any], known: Collection[
 
 def digest_of(module: Any, config_json: dict[str, Any]) -> str:
     """sha256 of the class, all parameters and buffers that a checkpoint would hold, and the configuration."""
-    said = {key: value for key, value in config_json.items() if key not in _NAMES}
+    said = {key: value for key, value in config_json.items() if key not in _UNDECIDING}
     digest = hashlib.sha256(json.dumps([type(module).__qualname__, said], sort_keys=True).encode())
     for name, tensor in sorted(ModuleTensors(module).items()):
         array = np.ascontiguousarray(as_array(tensor, name))
