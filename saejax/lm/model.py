@@ -31,12 +31,12 @@ from saejax.lm.torch_hooks.memory import (
     check_tensors,
     config_json_of,
     digest_of,
-    own_results,
     rounding_of,
+    sampled_results,
     why_not_decoded,
 )
 from saejax.lm.weight_files import LARGEST_CONFIG, weights_sha256
-from saejax.text import IdsAlone, Tokenizer, tokenizer_in_memory
+from saejax.text import IdsAlone, Tokenizer, is_tokenizer, tokenizer_in_memory
 
 # Models that lie beside this file.
 EMBEDDED = ("demo", "recall")
@@ -264,8 +264,8 @@ def _load_module(
         raise ConfigError("revision names a version of a hub id, and the model is in memory. Leave it out.")
     check_tensors(module)
     config_json, name = config_json_of(module), f"{type(module).__name__}{IN_MEMORY}"
-    if tokenizer is None:
-        tokenizer = getattr(model, "tokenizer", None)
+    if tokenizer is None and is_tokenizer(beside := getattr(model, "tokenizer", None)):
+        tokenizer = beside
     if isinstance(tokenizer, str | os.PathLike):
         tokenizer = load_tokenizer(os.fspath(tokenizer))
     elif tokenizer is not None and not isinstance(tokenizer, Tokenizer):
@@ -292,7 +292,7 @@ def _load_module(
     config, params = checkpoint.params_of(*read)
     tokenizer = tokenizer.for_rows(config.vocab_size) if tokenizer else IdsAlone.of(config.vocab_size)
     lm = LanguageModel(config, params, tokenizer, identity, config_json["model_type"])
-    tokens, theirs = own_results(module, config.vocab_size, config.context_length)
+    tokens, theirs = sampled_results(module, config.vocab_size, config.context_length)
     ours = np.asarray(lm.run(tokens)[0], np.float32)
     off = difference(ours, theirs) if ours.shape == theirs.shape else np.inf
     if off > (rounding := max(ROUNDING[wanted.dtype], rounding_of(module))):

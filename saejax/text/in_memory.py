@@ -15,6 +15,11 @@ from saejax.core.places import type_in_words, user_cache
 from saejax.text.tokenizer import Tokenizer
 
 
+def is_tokenizer(value: Any) -> bool:
+    """True for what `tokenizer_in_memory` reads."""
+    return isinstance(value, tokenizers.Tokenizer) or getattr(value, "is_fast", False) is True
+
+
 def tokenizer_in_memory(tokenizer: Any, config_json: dict[str, Any]) -> Tokenizer:
     """A fast tokenizer of transformers, or one of `tokenizers`, with the model's config.json beside it.
 
@@ -25,6 +30,11 @@ def tokenizer_in_memory(tokenizer: Any, config_json: dict[str, Any]) -> Tokenize
         ConfigError: it is of another kind.
         DataError: what it saves is not a readable tokenizer, or the folder cannot be written.
     """
+    if not is_tokenizer(tokenizer):
+        raise ConfigError(
+            f"The tokenizer is {type_in_words(tokenizer)}. Give a fast tokenizer of transformers, one of the package "
+            "tokenizers, or the folder or id of a model."
+        )
     cache = user_cache() / "tokenizers"
     with writing(cache):
         cache.mkdir(parents=True, exist_ok=True)
@@ -34,13 +44,8 @@ def tokenizer_in_memory(tokenizer: Any, config_json: dict[str, Any]) -> Tokenize
         folder.mkdir()
         if isinstance(tokenizer, tokenizers.Tokenizer):
             tokenizer.save(str(folder / "tokenizer.json"))
-        elif getattr(tokenizer, "is_fast", False):
-            tokenizer.save_pretrained(folder)
         else:
-            raise ConfigError(
-                f"The tokenizer is {type_in_words(tokenizer)}. Give a fast tokenizer of transformers, one of the "
-                "package tokenizers, or the folder or id of a model."
-            )
+            tokenizer.save_pretrained(folder)
         _without_batches(folder / "tokenizer.json")
         if config_json:
             (folder / "config.json").write_text(json.dumps(config_json, sort_keys=True))

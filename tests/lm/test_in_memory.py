@@ -73,6 +73,8 @@ class Plain(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.tokenizer = "of the user's"  # which saejax does not know
+        self.register_buffer("turns", torch.ones(2, dtype=torch.complex64))
         self.embed = torch.nn.Embedding(VOCAB, 16)
         self.blocks = torch.nn.ModuleList([Block(), Block()])
         self.norm = torch.nn.LayerNorm(16)
@@ -112,6 +114,7 @@ def tokenizer_of(tmp_path: Path) -> Any:
 
 def test_a_known_family_is_read_with_its_own_weights_and_left_as_it_was(tmp_path: Path) -> None:
     module, tokenizer = gpt2().train(), tokenizer_of(tmp_path)
+    module.config.eos_token_id = [0, 95]
     module.transformer.h[0].eval()
     modes = [part.training for part in module.modules()]
     want = logits_of(module)
@@ -125,6 +128,7 @@ def test_a_known_family_is_read_with_its_own_weights_and_left_as_it_was(tmp_path
     on_disk = saejax.load_lm(folder)
     assert lm.hook_points() == on_disk.hook_points() and lm.tokenizer.bos_id == on_disk.tokenizer.bos_id == 95
     jax.tree.map(np.testing.assert_array_equal, lm.params, on_disk.params)
+    ModelPair(on_disk, lm)  # of one tokenizer
     identity = dict(lm.identity)
     with torch.no_grad():
         module.transformer.wte.weight.add_(1.0)
@@ -241,8 +245,8 @@ def test_what_holds_a_module_is_taken_off(tmp_path: Path) -> None:
         "several devices": torch.nn.DataParallel(module),
     }
     for name, holder in held.items():
-        given = () if hasattr(holder, "tokenizer") else (tokenizer,)
-        assert saejax.load_lm(holder, *given).identity == want, name
+        beside = () if hasattr(holder, "tokenizer") else (tokenizer,)
+        assert saejax.load_lm(holder, *beside).identity == want, name
 
 
 @pytest.mark.ci
@@ -264,11 +268,21 @@ def test_families_that_the_decoder_does_not_know(kind: str, tmp_path: Path) -> N
     assert seen.shape == (*IDS.shape, 32) and np.isfinite(seen).all()
 
 
+class Unembed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.W_U = torch.nn.Parameter(torch.randn(16, VOCAB))
+
+    def forward(self, x: Any) -> Any:
+        return x @ self.W_U
+
+
 class Hooked(Plain):
     """Names and forward of TransformerLens's HookedTransformer."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.unembed = Unembed()
         self.cfg = types.SimpleNamespace(n_ctx=POSITIONS, d_vocab=VOCAB, n_heads=2)
         for block in self.blocks:
             block.hook_resid_pre = torch.nn.Identity()
@@ -284,6 +298,9 @@ def test_a_module_with_the_forward_of_transformer_lens(tmp_path: Path) -> None:
     lm = saejax.load_lm(module, tokenizer_of(tmp_path))
     assert (lm.config.context_length, lm.config.n_head, lm.config.vocab_size) == (POSITIONS, 2, VOCAB)
     assert lm.hook_point("blocks.1.hook_resid_pre") == "blocks.1.resid_pre"
+    readout = lm.readout()
+    assert readout is not None
+    np.testing.assert_array_equal(readout[1], module.unembed.W_U.detach())
     names = ["blocks.1.hook_resid_pre", "blocks.1.hook_resid_pre.out"]
     logits, seen = lm.run(IDS, capture=names)
     np.testing.assert_array_equal(seen[names[0]], seen[names[1]])
@@ -380,12 +397,14 @@ def test_what_cannot_be_loaded_is_refused_in_one_line(tmp_path: Path) -> None:
     slow = types.SimpleNamespace(is_fast=False)
     refused: dict[str, Any] = {
         r"tokenizer and context_length belong to a module": lambda: saejax.load_lm("demo", "demo"),
+        r"'Plain in memory' is in the memory of another program": lambda: saejax.load_lm("Plain in memory"),
         r"revision names a version of a hub id": lambda: saejax.load_lm(module, revision="main"),
         r"Plain is no model of transformers": lambda: saejax.load_lm(plain(), backend="jax", **one_id),
         r"GPT2Model has no head": lambda: saejax.load_lm(module.transformer, backend="jax"),
         r"lm\.dtype is 'bfloat16', and Plain in memory has float32": lambda: saejax.load_lm(
             plain(), dtype="bfloat16", **one_id
         ),
+        r"lm\.device is 'gpu', and Plain in memory": lambda: saejax.load_lm(plain(), device="gpu", **one_id),
         r"lm\.device is 'meta', and Plain in memory is on cpu": lambda: saejax.load_lm(
             plain(), device="meta", **one_id
         ),
@@ -393,7 +412,7 @@ def test_what_cannot_be_loaded_is_refused_in_one_line(tmp_path: Path) -> None:
         r"parameters on the device meta": lambda: saejax.load_lm(plain().to("meta"), **one_id),
         r"Dropout has no parameters": lambda: saejax.load_lm(torch.nn.Dropout(), **one_id),
         r"The tokenizer is a SimpleNamespace\. Give a fast": lambda: saejax.load_lm(module, slow),
-        r"Last gives \[2, 1, 97\] for token ids \[2, 7\]": lambda: saejax.load_lm(plain(Last), context_length=7),
+        r"^Last gives \[2, 1, 97\] for token ids \[2, 7\]": lambda: saejax.load_lm(plain(Last), context_length=7),
         r"Strings does not run on token ids .* 'strip'": lambda: saejax.load_lm(plain(Strings), **one_id),
         r"A language model takes .*load_lm takes a module": lambda: load_tokenizer(plain()),
     }

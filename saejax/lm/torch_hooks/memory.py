@@ -78,13 +78,12 @@ def why_not_decoded(module: Any, config_json: dict[str, Any], known: Collection[
 
 def digest_of(module: Any, config_json: dict[str, Any]) -> str:
     """sha256 of the class, all parameters and buffers that a checkpoint would hold, and the configuration."""
-    said = {key: value for key, value in config_json.items() if key not in _UNDECIDING}
-    digest = hashlib.sha256(json.dumps([type(module).__qualname__, said], sort_keys=True).encode())
+    deciding = {key: value for key, value in config_json.items() if key not in _UNDECIDING}
+    digest = hashlib.sha256(json.dumps([type(module).__qualname__, deciding], sort_keys=True).encode())
     for name, tensor in sorted(ModuleTensors(module).items()):
-        array = np.ascontiguousarray(as_array(tensor, name))
-        digest.update(
-            f"{name} {array.dtype} {array.shape} ".encode() + hashlib.sha256(array.view(np.uint8).data).digest()
-        )
+        numbers = tensor.detach().cpu().contiguous().reshape(-1).view(sys.modules["torch"].uint8).numpy()
+        header = f"{name} {tensor.dtype} {list(tensor.shape)} "
+        digest.update(header.encode() + hashlib.sha256(numbers.data).digest())
     return digest.hexdigest()
 
 
@@ -114,17 +113,18 @@ class ModuleTensors:
 
     def are_equal(self, first: str, second: str) -> bool:
         """True where the numbers of two tensors are the same."""
-        one, two = self._tensors[first], self._tensors[second]
-        return one.shape == two.shape and bool((one == two.to(one.device)).all())
+        a, b = self._tensors[first], self._tensors[second]
+        return a.shape == b.shape and bool((a == b.to(a.device)).all())
 
 
-def own_results(module: Any, vocabulary: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+def sampled_results(module: Any, vocabulary: int, length: int) -> tuple[np.ndarray, np.ndarray]:
     """(two texts of ids [2, T], what the module gives for them, float32 [2, T, V]), T at most `length`.
 
     Raises:
         DataError: it does not run.
     """
-    named = {value for key, value in config_json_of(module).items() if re.search(r"_token_(id|index)$", key)}
+    # A model of images looks for them where their token stands.
+    named = [value for key, value in config_json_of(module).items() if re.search(r"_token_(id|index)$", key)]
     ids = [i for i in range(vocabulary) if i not in named]
     tokens = np.random.default_rng(0).choice(ids, (2, min(_TOKENS, length))).astype(np.int64)
     with evaluating(module):
@@ -142,18 +142,15 @@ def rounding_of(module: Any) -> float:
 
 def check_place(module: Any, dtype: str, device: str) -> str:
     """The module's dtype. Raises ConfigError for another than `dtype` or `device`, if not empty, or several devices."""
-    import torch
-
     weight, kind = next(module.parameters()), type(module).__name__
-    there, own = weight.device, str(weight.dtype).removeprefix("torch.")
+    there, number = weight.device, str(weight.dtype).removeprefix("torch.")
     if len(devices := {str(parameter.device) for parameter in module.parameters()}) > 1:
         raise ConfigError(
             f"{kind} lies on several devices ({', '.join(sorted(devices))}), and hooks watch one. Move it to one by "
             "module.to()."
         )
-    wanted = torch.device(device or there)
-    if wanted.type != there.type or wanted.index not in (None, there.index):
+    if device not in ("", there.type, str(there)):
         raise ConfigError(f"lm.device is {device!r}, and {kind} in memory is on {there}. Move it by module.to().")
-    if dtype not in ("", own):
-        raise ConfigError(f"lm.dtype is {dtype!r}, and {kind} in memory has {own}. Change it by module.to().")
-    return own
+    if dtype not in ("", number):
+        raise ConfigError(f"lm.dtype is {dtype!r}, and {kind} in memory has {number}. Change it by module.to().")
+    return number

@@ -197,9 +197,12 @@ class TorchModel:
         import torch
 
         head = self._head()
-        if getattr(head, "weight", None) is None:
+        W_DV = getattr(head, "W_U", None)  # of TransformerLens, whose norms have w
+        if W_DV is None and getattr(head, "weight", None) is not None:
+            W_DV = head.weight.T
+        if W_DV is None:
             return None
-        W_U_DV = jnp.asarray(head.weight.detach().float().cpu().numpy().T)
+        W_U_DV = jnp.asarray(W_DV.detach().float().cpu().numpy())
         norms = [
             module
             for name, module in self.module.named_modules()
@@ -207,10 +210,11 @@ class TorchModel:
             and not re.search(r"\.\d+\.", name)
             and f"{name}.out" in self.widths
         ]
-        norms = [norm for norm in norms if getattr(norm, "weight", head.weight).shape == (len(W_U_DV),)]
+        weights = ((norm, getattr(norm, "weight", getattr(norm, "w", W_DV))) for norm in norms)
+        norms = [norm for norm, weight in weights if weight.shape == W_DV.shape[:1]]
         if not norms:
             return jnp.ones(len(W_U_DV)), W_U_DV
-        sign_D = torch.ones_like(norms[-1].weight)
+        sign_D = torch.ones_like(W_DV[:, 0])
         sign_D[1::2] = -1
         with torch.no_grad():
             scale_D = sign_D * (norms[-1](sign_D) - norms[-1](-sign_D)) / 2
