@@ -31,6 +31,7 @@ from saejax.store import Batches, ImportConfig, StoreLayout, StoreReader, StoreW
 from saejax.store import importing as importing_module
 from saejax.store import space as space_module
 from saejax.store.manifest import Header
+from saejax.store.parts import Naming, open_parts
 from saejax.store.space import predicted_bytes
 from saejax.text import Tokenizer
 
@@ -634,6 +635,15 @@ def test_sequences_become_rows_with_their_places(tmp_path, monkeypatch, write_fi
         with contextlib.suppress(KeyboardInterrupt):
             import_files(tmp_path / "broken", files, config, stopping)
     assert contents(tmp_path / "broken") == contents(tmp_path / "s")
+
+
+@pytest.mark.parametrize("write_file", [as_npz, as_arrow])
+def test_pieces_begin_at_any_row(tmp_path, write_file):
+    (part,) = open_parts([write_file(tmp_path / "x", SEQUENCES, token_ids=TOKENS)], Naming("h"))
+    for start, size in ((0, 7), (7, 1), (54, 13), (55, 400), (149, 3)):
+        pieces = list(part.pieces(start, size))
+        for name, wanted in (("h", SEQUENCES.reshape(150, 6)), ("token_id", TOKENS.ravel())):
+            assert np.array_equal(np.concatenate([piece[name] for piece in pieces]), wanted[start:])
 
 
 @pytest.mark.parametrize("write_file", [as_torch, as_arrow])
