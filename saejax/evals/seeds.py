@@ -23,23 +23,25 @@ class Trained:
 
     Attributes:
         like: equal for coders that differ in their seed alone.
+        seed: of its training; of coders that are alike in it too, which are copies, the first counts.
         place: the hook points; FVE is compared within one place.
         figures: {name: value}, with "l0" and "fve"; None where its training failed.
     """
 
     name: str
     like: str
+    seed: Any
     place: str
     figures: Mapping[str, float | None]
 
 
 def over_seeds(coders: Sequence[Trained]) -> list[dict[str, Any]]:
     """A dict for each setting: {"setting", "place", "members", "failed", and of each figure its `summary`}."""
-    by_setting: dict[str, list[Trained]] = {}
+    by_setting: dict[str, dict[Any, Trained]] = {}
     for coder in coders:
-        by_setting.setdefault(coder.like, []).append(coder)
+        by_setting.setdefault(coder.like, {}).setdefault(coder.seed, coder)
     settings = []
-    for alike in by_setting.values():
+    for alike in (list(of_setting.values()) for of_setting in by_setting.values()):
         finished = [coder for coder in alike if coder.figures["fve"] is not None]
         settings.append(
             {

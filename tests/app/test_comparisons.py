@@ -93,15 +93,18 @@ def test_a_difference_needs_documents(tmp_path: Path) -> None:
 
 def test_dictionaries_of_two_seeds_are_one_setting(tmp_path: Path) -> None:
     def evaluated(name: str, settings: Any) -> dict[str, Any]:
-        of = {"name": name, "reads": ["h"], "writes": ["h"], "metrics": {"l0": 4.0, "fve": 0.5}}
+        of = {"name": name, "step": 40, "reads": ["h"], "writes": ["h"], "metrics": {"l0": 4.0, "fve": 0.5}}
         return of | {"dictionary": {"settings": settings}}
 
     e = tiny_experiment(tmp_path)
-    others = [dataclasses.replace(e, seed=7, name="b"), dataclasses.replace(e, coder_seed=3, runs_dir="c")]
-    one, two, three, wide = (
-        _trained(evaluated(str(i), to_run_json(run))).like
-        for i, run in enumerate([e, *others, replaced(e, "coder", d_sae=96)])
+    other_seeds = [dataclasses.replace(e, seed=7, name="b"), dataclasses.replace(e, coder_seed=3, runs_dir="c")]
+    copy = dataclasses.replace(e, coder_seed=e.seed)
+    one, two, three, four, wide = (
+        _trained(evaluated(str(i), to_run_json(run)))
+        for i, run in enumerate([e, *other_seeds, copy, replaced(e, "coder", d_sae=96)])
     )
-    assert one == two == three != wide
-    of_others = (("x", {}), ("y", {}), ("z", {"coder": "topk"}))
-    assert len({_trained(evaluated(name, settings)).like for name, settings in of_others}) == 3
+    assert one.like == two.like == three.like == four.like != wide.like
+    assert one.seed == four.seed and len({one.seed, two.seed, three.seed}) == 3
+    array = {"seed": 0, "coder": {"k": 4}, "train": {"lr": 1e-3}, "lm": {"model": ""}}  # which one is not said
+    of_others = (("w", array), ("x", array | {"seed": 1}), ("y", {}), ("z", {"coder": "topk"}))
+    assert len({_trained(evaluated(name, settings)).like for name, settings in of_others}) == 4

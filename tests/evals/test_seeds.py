@@ -1,5 +1,6 @@
 """Figures over seeds against values from tables, and the rule by which a setting is chosen."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -9,7 +10,7 @@ from saejax.evals.seeds import Trained, choices, over_seeds, summary
 
 
 def coder(name: str, fve: float | None, l0: float | None = 10.0, like: str = "", place: str = "h") -> Trained:
-    return Trained(name, like or name.partition("-seed")[0], place, {"l0": l0, "fve": fve})
+    return Trained(name, like or name.partition("-seed")[0], name, place, {"l0": l0, "fve": fve})
 
 
 def test_the_interval_is_student_s() -> None:
@@ -31,6 +32,13 @@ def test_coders_are_put_together_by_all_but_their_seed() -> None:
     assert (four["setting"], four["members"], four["failed"]) == ("k4", ["k4-seed0", "k4-seed1"], 0)
     assert four["fve"]["mean"] == pytest.approx(0.6) and four["l0"]["spread"] == 0
     assert (eight["failed"], eight["fve"]) == (1, {"mean": 0.7, "spread": None, "interval": None})
+
+
+def test_a_copy_is_no_other_seed() -> None:
+    """A run and what was saved of it were two seeds without a spread."""
+    run, saved, other = coder("run", 0.5, like="t"), coder("saved", 0.5, like="t"), coder("other", 0.7, like="t")
+    (setting,) = over_seeds([run, dataclasses.replace(saved, seed="run"), other])
+    assert setting["members"] == ["run", "other"] and setting["fve"]["mean"] == pytest.approx(0.6)
 
 
 @pytest.mark.parametrize(

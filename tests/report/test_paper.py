@@ -23,7 +23,7 @@ def content(seeds: int) -> dict[str, Any]:
         for seed in range(seeds)
     ]
     names = ("l0", "fve", "dead_fraction", "relative_error")
-    coders = [Trained(r["member"], str(r["k"]), "h", {name: r[name] for name in names}) for r in rows]
+    coders = [Trained(r["member"], str(r["k"]), r["seed"], "h", {name: r[name] for name in names}) for r in rows]
     settings = over_seeds(coders)
     return {"name": "grid", "tokens": 10, "tokens_per_second": 1.0, "members": rows, "settings": settings, "choice": []}
 
@@ -79,7 +79,10 @@ def test_dictionaries_have_the_same_files(tmp_path: Path) -> None:
     ]
     rows.append({"name": "gone", "error": "there is none"})
     figures = ("l0", "fve", "loss_recovered", "dead_fraction")
-    alike = [Trained(row["name"], "same", "h", {name: row["metrics"][name] for name in figures}) for row in rows[:2]]
+    alike = [
+        Trained(row["name"], "same", row["name"], "h", {name: row["metrics"][name] for name in figures})
+        for row in rows[:2]
+    ]
     text = render_dictionaries(tmp_path, "title", "lead", rows, (), over_seeds(alike))
     assert "0.5500 +- 0.0707" in text
     assert [line[1] for line in tabular(tmp_path / "table.tex")] == ["seeds", "2"]

@@ -123,12 +123,19 @@ def _shown(work: Workspace, folder: Path, rows: list[dict[str, Any]], saes: dict
 
 
 def _trained(row: dict[str, Any]) -> Trained:
-    """A dictionary, as it is compared with those that differ in their seed alone; of a foreign one there are none."""
-    known, like = row.get("dictionary", {}).get("settings", {}), row["name"]
-    if isinstance(known.get("coder"), dict) and isinstance(known.get("train"), dict):
-        like = json.dumps(deciding(known) | {"seed": None, "coder_seed": None}, sort_keys=True)
+    """A dictionary, as it is compared with those that differ in their seed alone.
+
+    Of one that does not say the whole experiment, as one of an array or of another project, there are none.
+    """
+    known = row.get("dictionary", {}).get("settings", {})
+    like, seed = row["name"], row["name"]
+    if all(isinstance(known.get(section), dict) for section in ("lm", "coder", "train")) and known["lm"].get("model"):
+        decided = deciding(known)
+        order, start = (decided.pop(key, None) for key in ("seed", "coder_seed"))
+        like = json.dumps([decided, row.get("step")], sort_keys=True)
+        seed = f"{order} {order if start is None else start}"
     figures = {name: row["metrics"].get(name) for name in ("l0", "fve", "loss_recovered", "dead_fraction")}
-    return Trained(row["name"], like, " ".join((*row["reads"], *row["writes"])), figures)
+    return Trained(row["name"], like, seed, " ".join((*row["reads"], *row["writes"])), figures)
 
 
 def _open_dictionary(work: Workspace, folder: Path, source: str, on: dict[str, Any]) -> _Opened:

@@ -138,7 +138,7 @@ def _shown(
         row, alike = rows[member.name], dataclasses.replace(member.experiment, name="member", coder_seed=None)
         figures = {name: row[name] for name in _FIGURES}
         like = json.dumps(to_json(alike), sort_keys=True)
-        coders.append(Trained(member.name, like, ", ".join(row["reads"]), figures))
+        coders.append(Trained(member.name, like, row["seed"], ", ".join(row["reads"]), figures))
     settings = over_seeds(coders)
     compared = content | {"settings": settings, "choice": choices(settings, most_l0)}
     if compared != content:
