@@ -1,7 +1,6 @@
 """A model's shape and hook points, as data; from its config.json if the JAX decoder runs it."""
 
 import dataclasses
-from typing import cast
 
 from saejax.lm import checkpoint
 from saejax.lm.conventions import DecoderConfig
@@ -59,7 +58,7 @@ def list_hook_points(
     LMConfig(model, revision, dtype, backend=backend, device=device)
     folder = config_folder(model, revision)
     if runs_in_torch(folder, backend):
-        lm = cast(TorchModel, load_lm(model, revision=revision, dtype=dtype, backend="torch", device=device))
+        lm = load_lm(model, revision=revision, dtype=dtype, backend="torch", device=device)
         theirs = {ours: name for name, ours in lm.synonyms.items()}
 
         def point(name: str, width: int) -> HookPoint:

@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -205,6 +205,42 @@ class LanguageModel:
         return self.config.hook_point(name)
 
 
+@overload
+def load_lm(
+    model: Any = "demo",
+    tokenizer: Any = None,
+    *,
+    revision: str = "",
+    dtype: str = "",
+    backend: Literal["jax"],
+    device: str = "",
+    mesh: Mesh | None = None,
+    context_length: int = 0,
+) -> LanguageModel: ...
+@overload
+def load_lm(
+    model: Any = "demo",
+    tokenizer: Any = None,
+    *,
+    revision: str = "",
+    dtype: str = "",
+    backend: Literal["torch"],
+    device: str = "",
+    mesh: Mesh | None = None,
+    context_length: int = 0,
+) -> TorchModel: ...
+@overload
+def load_lm(
+    model: Any = "demo",
+    tokenizer: Any = None,
+    *,
+    revision: str = "",
+    dtype: str = "",
+    backend: str = "auto",
+    device: str = "",
+    mesh: Mesh | None = None,
+    context_length: int = 0,
+) -> LanguageModel | TorchModel: ...
 def load_lm(
     model: Any = "demo",
     tokenizer: Any = None,

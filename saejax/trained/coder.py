@@ -35,7 +35,7 @@ from saejax.trained.torch_module import torch_module
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ParamMap = Mapping[str, Any]
+ParamMap = dict[str, Any]
 
 # Names that people bring along from other projects, and what they are here.
 _ELSEWHERE = {

@@ -1,0 +1,43 @@
+"""The Python of README and docs passes a strict type checker, as a user runs it on a program with such lines."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny import ROOT
+
+# extending.md holds files of their own, which test_docs runs.
+PAGES = [ROOT / "README.md", *(p for p in sorted((ROOT / "docs").rglob("*.md")) if p.stem != "extending")]
+CODE = re.compile(r"^```(?:python|\{code-cell\} ipython3)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# Functions of a page stand without annotations; all else is --strict. Of other packages' stubs nothing is asked.
+STRICT = ("--strict", "--allow-untyped-defs", "--allow-untyped-calls", "--ignore-missing-imports")
+
+
+def check(folder: Path, *files: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "mypy", *STRICT, "--follow-imports=silent", "--cache-dir", str(folder / "cache")]
+    env = os.environ | {"MYPYPATH": str(ROOT)}
+    return subprocess.run([*words, *files], cwd=folder, env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.ci
+def test_pages_pass_a_strict_checker(tmp_path: Path) -> None:
+    files = []
+    for page in PAGES:
+        text, lines = page.read_text(encoding="utf-8"), list[str]()
+        for block in CODE.finditer(text):
+            # In the lines of the page, so that a failure says where it is.
+            lines += [""] * (text.count("\n", 0, block.start()) + 1 - len(lines)) + block[1].splitlines()
+        if lines:
+            files.append(re.sub(r"\W", "_", page.stem.lower()) + ".py")
+            (tmp_path / files[-1]).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert len(files) >= 15
+    done = check(tmp_path, *files)
+    assert done.returncode == 0, done.stdout
+
+    wrong = "import numpy as np\nimport saejax\nsae = saejax.train(np.zeros((9, 4)), d_saee=8)\nsae.encod(1)\nsae.d_in + ''\n"
+    (tmp_path / "wrong.py").write_text(wrong)
+    told = check(tmp_path, "wrong.py").stdout
+    assert all(word in told for word in ('"d_saee" for "train"', 'has no attribute "encod"', "Unsupported operand"))
