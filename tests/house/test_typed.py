@@ -37,7 +37,7 @@ def test_pages_pass_a_strict_checker(tmp_path: Path) -> None:
     done = check(tmp_path, *files)
     assert done.returncode == 0, done.stdout
 
-    wrong = "import numpy as np\nimport saejax\nsae = saejax.train(np.zeros((9, 4)), d_saee=8)\nsae.encod(1)\nsae.d_in + ''\n"
-    (tmp_path / "wrong.py").write_text(wrong)
+    lines = ["import numpy as np", "import saejax", "sae = saejax.train(np.zeros((9, 4)), d_saee=8)"]
+    (tmp_path / "wrong.py").write_text("\n".join([*lines, "sae.encod(1)", "sae.d_in + ''", ""]))
     told = check(tmp_path, "wrong.py").stdout
     assert all(word in told for word in ('"d_saee" for "train"', 'has no attribute "encod"', "Unsupported operand"))
