@@ -39,7 +39,8 @@ class WandbRuns:
         self._tell, self._failed, self._opened = tell, False, False
         self.exit_code = 0
 
-    def __enter__(self) -> None: ...
+    def __enter__(self) -> None:
+        """Nothing is opened here."""
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.exit_code = int(kind is not None)
