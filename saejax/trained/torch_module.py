@@ -86,27 +86,33 @@ def selection(torch: Any, sparsity: str, kept: int, prefix: str = "") -> Callabl
     def of(module: Any, name: str) -> Any:
         return getattr(module, prefix + name)
 
+    def pre(module: Any, raw: Any) -> Any:
+        return raw + of(module, "b_enc")
+
+    def relu(module: Any, raw: Any) -> Any:
+        return torch.relu(pre(module, raw))
+
     def gated(module: Any, raw: Any) -> Any:
         magnitude = torch.relu(torch.exp(of(module, "r_mag")) * raw + of(module, "b_mag"))
-        return magnitude * (raw + of(module, "b_enc") > 0)
+        return magnitude * (pre(module, raw) > 0)
 
-    def jumped(module: Any, raw: Any) -> Any:
-        pre = raw + of(module, "b_enc")
-        return pre * (pre > torch.relu(of(module, "threshold")))
+    def jumprelu(module: Any, raw: Any) -> Any:
+        return pre(module, raw) * (pre(module, raw) > torch.relu(of(module, "threshold")))
 
-    def largest(module: Any, raw: Any) -> Any:
-        latents = raw + of(module, "b_enc")
-        sizes = latents.abs() if sparsity == "abs_topk" else torch.relu(latents)
+    def largest(latents: Any, sizes: Any) -> Any:
         # torch.topk takes any of several that are equal, the coder the first.
         least = sizes.topk(kept, dim=-1).values[..., -1:]
         above, equal = sizes > least, sizes == least
         left = kept - above.sum(-1, keepdim=True)
-        chosen = above | (equal & (equal.cumsum(-1) <= left))
-        return (latents if sparsity == "abs_topk" else sizes) * chosen
+        return latents * (above | (equal & (equal.cumsum(-1) <= left)))
 
-    if sparsity == "relu":
-        return lambda module, raw: torch.relu(raw + of(module, "b_enc"))
-    selections = {"gated": gated, "jumprelu": jumped, "topk": largest, "abs_topk": largest}
+    def topk(module: Any, raw: Any) -> Any:
+        return largest(relu(module, raw), relu(module, raw))
+
+    def abs_topk(module: Any, raw: Any) -> Any:
+        return largest(pre(module, raw), pre(module, raw).abs())
+
+    selections = {select.__name__: select for select in (relu, gated, jumprelu, topk, abs_topk)}
     if sparsity not in selections:
         raise ConfigError(f"The sparsity {sparsity} has no form in PyTorch.")
     return selections[sparsity]

@@ -104,7 +104,8 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_no_path_is_refused_in_words(name: str) -> None:
     door, takes = WRONG[name]
-    for value, kind in ((3, "an int"), (MODULE, "a Linear"), (b"x", "a bytes"), (np.ones((3, 4)), "an array")):
+    module = [] if door is saejax.load_lm else [(MODULE, "a Linear")]  # that one takes modules
+    for value, kind in ((3, "an int"), *module, (b"x", "a bytes"), (np.ones((3, 4)), "an array")):
         with pytest.raises(ConfigError) as caught:
             door(value)
         assert str(caught.value).startswith(f"{takes}; it was given {kind}."), caught.value
@@ -113,9 +114,9 @@ def test_what_is_no_path_is_refused_in_words(name: str) -> None:
             door(None)
 
 
-def test_a_model_in_memory_is_told_how_it_becomes_a_folder() -> None:
-    with pytest.raises(ConfigError, match=r"given a Linear\. Save the model and its tokenizer .* save_pretrained"):
-        saejax.load_lm(MODULE)
+def test_a_model_in_memory_is_told_which_door_takes_it_and_how_it_becomes_a_folder() -> None:
+    with pytest.raises(ConfigError, match=r"given a Linear\. saejax\.load_lm takes a module .* save_pretrained"):
+        load_tokenizer(MODULE)
 
 
 def test_text_and_paths_are_places() -> None:
