@@ -11,8 +11,9 @@ import numpy as np
 from saejax.analysis.features import ReportConfig, collect_features
 from saejax.analysis.passages import Passage
 from saejax.core.config import shortened
-from saejax.core.errors import DataError
+from saejax.core.errors import ConfigError, DataError
 from saejax.core.figures import COLOURS, blank_figure, panels, say_inside
+from saejax.core.places import type_in_words
 from saejax.lm.forward import Model
 from saejax.text import Packer, Source
 from saejax.trained import TrainedCoder
@@ -149,10 +150,12 @@ def features(
         progress: show what is done.
 
     Raises:
-        ConfigError: the model has no such hook point.
+        ConfigError: no dictionary or no model, or the model has no such hook point.
         DataError: no text, or a model of another width.
     """
-    texts = [text] if isinstance(text, str) else list(text)
+    if not isinstance(sae, TrainedCoder):
+        raise ConfigError(f"features takes a dictionary and then its model; the first is {type_in_words(sae)}.")
+    sae, texts = sae.at(lm), [text] if isinstance(text, str) or not isinstance(text, Sequence) else list(text)
     if not all(isinstance(one, str) for one in texts):
         raise DataError(f"features takes a text or a list of texts, not {shortened(text)}.")
     if not any(one.strip() for one in texts):
@@ -167,4 +170,4 @@ def features(
     packer = Packer(Source({"sha256": digest}, rows, 1.0), lm.tokenizer, length, prepend_bos=bos)
     tokens = max(1, sum(map(len, lm.tokenizer.encode_many(texts))))
     config = ReportConfig(tokens=tokens, examples=examples, quantiles=0, before=before, after=after, batch_rows=8)
-    return Features(collect_features(sae.at(lm), lm, packer, config, progress=progress)[0])
+    return Features(collect_features(sae, lm, packer, config, progress=progress)[0])

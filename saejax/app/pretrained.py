@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from saejax.app.load import load
-from saejax.core.config import nearest
+from saejax.core.config import nearest, typed
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_bounded
 from saejax.trained import TrainedCoder
@@ -30,6 +30,7 @@ def from_pretrained(release: str, sae_id: str = "", *, revision: str = "") -> Tr
         ConfigError: no such release or id; says the nearest.
         DataError: the hub does not answer, or the files are of no format that saejax reads (`saejax formats`).
     """
+    release, sae_id = typed(str, release, "from_pretrained: release"), typed(str, sae_id, "from_pretrained: sae_id")
     repo, folder = release, sae_id
     if "/" not in release:
         repo, folder = _place(release, sae_id)

@@ -114,7 +114,7 @@ def _destination(word: str, folder: str, revision: str) -> HubPlace:
     sub = f"/{folder.strip('/')}" if folder.strip("/") else ""
     plain = re.fullmatch(r"(?:hf://)?([^/@]+/[^/@]+)", word)
     if not plain:
-        raise ConfigError(f"{word!r} is no repository: give owner/name; --folder and --revision say the rest.")
+        raise ConfigError(f"{word!r} is no repository: give owner/name; folder and revision are options of their own.")
     place = hub_place(f"hf://{plain[1]}{at}{sub}")
     assert place is not None  # hf:// is a place or an error
     return place

@@ -340,7 +340,7 @@ def test_a_private_repository_is_made_private(tmp_path: Path, hub: Hub, signed_i
     [
         (["a"], {}, "Give a source and a repository"),
         (["a", "name"], {}, "'name' is no repository"),
-        (["a", "ann/n/l1"], {}, "--folder and --revision"),
+        (["a", "ann/n/l1"], {}, "folder and revision are options"),
         (["a", "ann/n"], {"folder": "../x"}, "no id of the hub"),
         (["a", "ann/n"], {"to": "saelense"}, "no format 'saelense'"),
         (["b", "ann/n"], {"to": "saelens"}, "cannot be written for SAELens: SAELens has no crosscoder"),

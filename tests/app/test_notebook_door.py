@@ -7,7 +7,7 @@ import re
 import sys
 import types
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -129,6 +129,16 @@ def test_features_are_shown() -> None:
     assert found()._repr_html_().count("<b>feature") == len(found().strongest())
     assert [one.latent for one in found()[3:5]] == [3, 4]
     assert found().plot().axes[0].get_title().endswith("of 32 never fire")
+
+
+def test_what_is_given_in_place_of_a_dictionary_or_a_model_is_named() -> None:
+    lm: Any = saejax.load_lm("demo")
+    with pytest.raises(ConfigError, match="a dictionary and then its model; the first is a LanguageModel"):
+        saejax.features(lm, trained(), "x")
+    with pytest.raises(ConfigError, match=r"a model of saejax\.load_lm"):
+        saejax.features(trained(), cast(Any, "demo"), "x")
+    with pytest.raises(ConfigError, match="release is 3"):
+        saejax.from_pretrained(cast(Any, 3))
 
 
 @pytest.mark.parametrize(
