@@ -1,9 +1,11 @@
 """Zips and other files of tensors that strangers wrote, looked at before memory is taken for them."""
 
+import contextlib
 import io
 import os
 import struct
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +15,8 @@ from saejax.core.errors import DataError
 
 MOST_TENSORS = 4096
 LONGEST_HEADER = MOST_TENSORS << 8  # a name and a shape for each
+# What zipfile raises; the last two for a compression that it does not have, and for a member that is encrypted.
+ZIP_DAMAGE = (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError)
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 
 
@@ -50,10 +54,21 @@ class _Short(io.FileIO):
         return super().read(size)
 
 
-def check_directory(path: Path) -> None:
-    """Raises DataError for a zip whose list of members alone would take seconds; and what zipfile raises."""
+@contextlib.contextmanager
+def opened_zip(path: Path) -> Iterator[tuple[zipfile.ZipFile, list[zipfile.ZipInfo]]]:
+    """(the zip, its members).
+
+    Raises:
+        DataError: its list of members alone would take seconds, or there are more than `MOST_TENSORS`.
+        One of `ZIP_DAMAGE`: it is damaged.
+    """
     with _Short(path) as handle, zipfile.ZipFile(handle):
         pass
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+        if len(members) > MOST_TENSORS:
+            raise DataError(f"{path} holds {len(members):,} arrays; at most {MOST_TENSORS:,} are read.")
+        yield archive, members
 
 
 def check_regular(path: Path) -> None:

@@ -17,12 +17,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from saejax.core.archives import StoredTensor, check_directory, check_regular, check_size, stored_offset
+from saejax.core.archives import ZIP_DAMAGE, StoredTensor, check_regular, check_size, opened_zip, stored_offset
 from saejax.core.errors import DataError
 
 # A pickle of names and shapes: 250 bytes and 40 operations for each tensor.
 _LARGEST_PICKLE, _MOST_OPERATIONS = 1 << 20, 200_000
-_MOST_MEMBERS = 4096
 # Tied weights share a storage.
 _MOST_SHARED = 4
 _TOO_LARGE = 1 << 62
@@ -101,9 +100,7 @@ def _read_pickle(path: Path) -> tuple[bytes, str]:
             old = start[:1] == b"\x80"
             what = "was written by torch.save of before 1.6, as a bare pickle" if old else "is no file of torch.save"
             raise DataError(f"{path} {what}. {_RESAVE}")
-        check_directory(path)
-        with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
+        with opened_zip(path) as (archive, members):
             _check_members(path, members)
             names = {member.filename for member in members}
             pickles = [name for name in names if name.count("/") == 1 and name.endswith("/data.pkl")]
@@ -117,14 +114,12 @@ def _read_pickle(path: Path) -> tuple[bytes, str]:
             if archive.getinfo(pickles[0]).file_size > _LARGEST_PICKLE:
                 raise DataError(f"{path}: its data.pkl is larger than names and shapes of weights are. {_RESAVE}")
             return archive.read(pickles[0]), prefix
-    except (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
+    except (*ZIP_DAMAGE, OSError, ValueError) as error:
         raise DataError(f"{path} is not a readable file of torch.save ({error}).") from None
 
 
 def _check_members(path: Path, members: list[zipfile.ZipInfo]) -> None:
     """Every member is stored as it is, and all together are no longer than the file."""
-    if len(members) > _MOST_MEMBERS:
-        raise DataError(f"{path} holds {len(members):,} storages; a dictionary has at most {_MOST_MEMBERS:,}.")
     for member in members:
         if member.compress_type != zipfile.ZIP_STORED:
             raise DataError(f"{path}: {member.filename!r} is compressed, which torch.save never does.")

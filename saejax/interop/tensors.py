@@ -11,7 +11,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from saejax.core.archives import LONGEST_HEADER, MOST_TENSORS, check_directory, check_regular, check_size
+from saejax.core.archives import LONGEST_HEADER, MOST_TENSORS, ZIP_DAMAGE, check_regular, check_size, opened_zip
 from saejax.core.errors import DataError
 from saejax.core.files import read_bounded, read_json
 
@@ -110,17 +110,13 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     """All arrays of an .npz file as float32; nothing pickled is read."""
     check_regular(path)
     try:
-        check_directory(path)
-        with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-            if len(members) > MOST_TENSORS:
-                raise DataError(f"{path} holds {len(members):,} arrays; a dictionary has at most {MOST_TENSORS:,}.")
+        with opened_zip(path) as (archive, members):
             check_size(path, sum(member.file_size for member in members))
             for member in members:
                 _check_member(path, archive, member)
         with np.load(path, allow_pickle=False) as data:
             return {name: _floats(path, name, data[name]) for name in data.files}
-    except (zipfile.BadZipFile, OSError, ValueError, EOFError, KeyError, NotImplementedError, RuntimeError) as error:
+    except (*ZIP_DAMAGE, OSError, ValueError, KeyError) as error:
         raise DataError(f"{path} is not a readable .npz file ({error}).") from None
 
 

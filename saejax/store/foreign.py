@@ -5,19 +5,19 @@ that a header declares are compared with the file's length before anything is ma
 unpickled.
 """
 
+import abc
 import ast
 import functools
 import json
 import math
 import struct
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from saejax.core.archives import MOST_TENSORS, StoredTensor, check_directory, stored_offset
+from saejax.core.archives import ZIP_DAMAGE, StoredTensor, opened_zip, stored_offset
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.extras import installing
 from saejax.core.torch_file import stored_tensors
@@ -134,11 +134,7 @@ def _open_npy(path: Path, name: str) -> Arrays:
 def _open_npz(path: Path, name: str) -> Arrays:
     stored = {}
     try:
-        check_directory(path)
-        with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-            if len(members) > MOST_TENSORS:
-                raise ValueError(f"it has {len(members):,} arrays, at most {MOST_TENSORS:,} are read")
+        with opened_zip(path) as (archive, members):
             for member in members:
                 begin = stored_offset(path, member)
                 with archive.open(member) as handle:
@@ -146,7 +142,7 @@ def _open_npz(path: Path, name: str) -> Arrays:
                 if math.prod(tensor.shape) * tensor.dtype.itemsize != member.file_size - tensor.offset:
                     raise ValueError(f"{member.filename} says it is {list(tensor.shape)}, its size is another")
                 stored[member.filename.removesuffix(".npy")] = tensor._replace(offset=begin + tensor.offset)
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, *_DAMAGE) as error:
+    except (*ZIP_DAMAGE, *_DAMAGE) as error:
         raise DataError(f"{path} is no readable .npz file: {error}.") from None
     return Arrays(stored)
 
@@ -212,7 +208,7 @@ def _open_torch(path: Path, name: str) -> Arrays:
     return Arrays({key or name: tensor for key, tensor in stored_tensors(path).items()})
 
 
-class Table:
+class Table(abc.ABC):
     """Columns of numbers, or of lists of one length, one in another; pyarrow reads them, record by record.
 
     A reader of a format gives `_records`, the batches of some columns from a record on.
@@ -230,13 +226,13 @@ class Table:
             raise DataError(f"{path} is no readable {path.suffix} file: {_one_line(error)}.") from None
         self.kinds = {field.name: _kind_of(field.type) for field in schema}
 
+    @abc.abstractmethod
     def _open(self) -> tuple[Any, int]:
         """(schema, records)"""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _records(self, names: list[str], first: int, count: int) -> Iterator[Any]:
         """Batches of at most `count` records from `first` on, which have the columns `names`."""
-        raise NotImplementedError
 
     def shape(self, name: str) -> tuple[int, ...]:
         """[records, ...], as the first record is."""

@@ -22,16 +22,11 @@ _PANELS = {
 }
 
 
-def html_table(title: str, rows: Mapping[str, Any]) -> str:
-    """Names and values in two columns, below a title."""
-    cells = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(str(v))}</td></tr>" for k, v in rows.items())
-    return f'<b>{html.escape(title)}</b><table style="text-align: left">{cells}</table>'
-
-
 def html_card(title: str, described: Mapping[str, Any]) -> str:
-    """The facts and figures of a model card, as one table."""
+    """The facts and figures of a model card, as one table below a title."""
     facts, figures = facts_and_figures(described)
-    return html_table(title, facts | figures)
+    rows = "".join(f"<tr><th>{name}</th><td>{html.escape(text)}</td></tr>" for name, text in (facts | figures).items())
+    return f'<b>{html.escape(title)}</b><table style="text-align: left">{rows}</table>'
 
 
 def curves(history: Mapping[str, np.ndarray]) -> "Figure":

@@ -304,7 +304,7 @@ def as_safetensors(path, x=X, **metadata):
 
 
 def as_parquet(path, x=X, fixed=True, **metadata):
-    pa = pytest.importorskip("pyarrow")
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     flat = pa.array(np.ascontiguousarray(x).ravel())
@@ -332,7 +332,8 @@ def as_torch(path, x=X, **metadata):
 
 def nested(x):
     """Lists of lists of numbers, as `datasets` stores an array of two axes."""
-    pa = pytest.importorskip("pyarrow")
+    import pyarrow as pa
+
     array = pa.array(np.ascontiguousarray(x).ravel())
     for axis in range(x.ndim - 1, 0, -1):
         count = int(np.prod(x.shape[:axis]))
@@ -341,7 +342,8 @@ def nested(x):
 
 
 def as_arrow(path, x=X, seekable=False, **metadata):
-    pa = pytest.importorskip("pyarrow")
+    import pyarrow as pa
+
     table = pa.table({"acts": nested(x)} | {name: nested(np.asarray(value)) for name, value in metadata.items()})
     with (pa.ipc.new_file if seekable else pa.ipc.new_stream)(path.with_suffix(".arrow"), table.schema) as sink:
         sink.write_table(table, max_chunksize=11 if x.ndim > 2 else 90)
@@ -405,7 +407,8 @@ def test_metadata_of_a_file_is_kept(tmp_path, write_file):
 
 
 def test_token_ids_are_integers_whatever_else_is_called_tokens(tmp_path):
-    pa = pytest.importorskip("pyarrow")
+    import pyarrow as pa
+
     words = pa.array(["a"] * 300)
     file = as_parquet(tmp_path / "x", X.astype(np.float32), tokens=words, input_ids=np.arange(300), token_ids=X[:, 0])
     import_files(tmp_path / "s", [file], CONFIG)
@@ -537,7 +540,8 @@ def npz_bytes(member, name_length=None):
 
 def arrow_bytes(offsets=(0, 4, 8), tail=None):
     """A stream of two lists of four numbers; their offsets may lead out of them."""
-    pa = pytest.importorskip("pyarrow")
+    import pyarrow as pa
+
     table = pa.table({"acts": nested(np.ones((2, 4), np.float32))})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
@@ -593,8 +597,6 @@ HOSTILE = {
 @pytest.mark.parametrize("case", HOSTILE)
 def test_hostile_files_are_refused(tmp_path, case):
     ending, raw, message = HOSTILE[case]
-    if ending == ".parquet":
-        pytest.importorskip("pyarrow")
     file = tmp_path / f"x{ending}"
     file.write_bytes(raw)
     with pytest.raises(DataError, match=message) as caught:
@@ -776,7 +778,7 @@ def test_what_is_compressed_or_of_another_type_is_refused_by_name(tmp_path):
 
 
 def test_lists_of_other_lengths_and_missing_values_are_refused(tmp_path):
-    pa = pytest.importorskip("pyarrow")
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     cases = {

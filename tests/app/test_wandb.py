@@ -288,7 +288,6 @@ def records(path: Path) -> list[Any]:
 
 @pytest.mark.ci
 def test_offline_the_rows_are_in_wandbs_own_file(tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
     folder = tmp_path / "mine"
     env = {**os.environ, "WANDB_MODE": "offline", "HOME": str(tmp_path), "JAX_PLATFORMS": "cpu"}
     for how, code in (("stop", EXIT_PREEMPTED), ("go on", 0)):

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 import tokenizers
+import transformers
 from tiny.decoders import POSITIONS, VOCAB, write_tokenizer
 from tiny.families import MODELS
 from tiny.families import random_model as of_family
@@ -26,8 +27,7 @@ from saejax.parallel import ParallelConfig, make_mesh
 from saejax.store import StoreReader
 from saejax.text import Packer, TextConfig, Tokenizer, open_source
 
-torch = pytest.importorskip("torch", reason="models in memory are PyTorch's: pip install 'saejax[torch]'")
-transformers = pytest.importorskip("transformers")
+torch = pytest.importorskip("torch", reason="models in memory are PyTorch's, an extra")
 
 from saejax.lm.torch_hooks import TorchModel  # noqa: E402 - after the skips
 
