@@ -4,16 +4,24 @@ sae = saejax.train(x, "topk", k=32)        # x: activations [N, D], a store, or 
 sae = saejax.load("runs/quickstart")       # encode, decode, params, config; a run or a saved folder
 lm = saejax.load_lm("demo")                # run, activations, hook_points
 saejax.features(sae, lm, text)             # the passages that each latent fires on
+saejax.evaluate(sae, lm, text)             # L0, FVE, loss recovered
+saejax.steer(sae, lm, prompt, 17)          # what the model writes with latent 17 turned up
+saejax.graph(sae, lm, prompt)              # which features lead to the next token
+saejax.convert(place, folder, "saelens")   # another project's format
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from saejax.app.array_training import train
+    from saejax.app.convert import convert
+    from saejax.app.evaluation import evaluate
     from saejax.app.features import features
+    from saejax.app.graph import graph
     from saejax.app.load import load
     from saejax.app.pretrained import from_pretrained
     from saejax.app.push import push_to_hub
+    from saejax.app.steer import steer
     from saejax.coders import register_sparsity, register_term
     from saejax.experiment import default_config
     from saejax.lm import load_lm
@@ -21,15 +29,19 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TrainedCoder",
+    "convert",
     "default_config",
+    "evaluate",
     "features",
     "from_pretrained",
+    "graph",
     "load",
     "load_lm",
     "push_to_hub",
     "register_format",
     "register_sparsity",
     "register_term",
+    "steer",
     "train",
 ]
 
@@ -37,6 +49,10 @@ _HOME = {
     "train": "saejax.app.array_training",
     "load": "saejax.app.load",
     "features": "saejax.app.features",
+    "evaluate": "saejax.app.evaluation",
+    "steer": "saejax.app.steer",
+    "graph": "saejax.app.graph",
+    "convert": "saejax.app.convert",
     "from_pretrained": "saejax.app.pretrained",
     "push_to_hub": "saejax.app.push",
     "TrainedCoder": "saejax.app.load",  # with the formats that it is saved in

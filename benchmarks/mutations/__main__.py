@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.mutations.mutants import MUTANTS, Mutant
@@ -42,7 +43,8 @@ def _places(mutant: Mutant, root: Path) -> list[Path]:
     return [path for path in files for _ in range(path.read_text(encoding="utf-8").count(mutant.old))]
 
 
-def _problems(mutants: list[Mutant]) -> list[str]:
+def problems(mutants: Sequence[Mutant]) -> list[str]:
+    """Mutants whose text does not stand once in saejax/, and test files that are not there, a line each."""
     texts = [f"{m.room}: {m.old!r} stands {n} times in saejax/" for m in mutants if (n := len(_places(m, ROOT))) != 1]
     files = {name for mutant in mutants for name in mutant.tests}
     return texts + [f"no tests/{name}" for name in sorted(files) if not (ROOT / "tests" / name).is_file()]
@@ -116,8 +118,8 @@ def main() -> None:
     told.output.parent.mkdir(parents=True, exist_ok=True)
     lines = told.output.read_text(encoding="utf-8").splitlines() if told.output.is_file() else []
     rows = [json.loads(line) for line in lines]
-    if not told.table and (problems := _problems(wanted)):
-        raise SystemExit("\n".join(problems))
+    if not told.table and (wrong := problems(wanted)):
+        raise SystemExit("\n".join(wrong))
     if told.check or told.table:
         print(table(rows) if told.table else f"{len(wanted)} texts stand once in saejax/")
         return

@@ -96,7 +96,7 @@ MUTANTS = [
         "capture/test_stream capture/test_capture_options capture/test_capture_faults",
         ("np.cumsum(ordinary[::-1])[::-1] - ordinary", "np.cumsum(ordinary[::-1])[::-1]"),
         ("(packed.to_end < config.last_tokens)", "(packed.to_end <= config.last_tokens)"),
-        ("(usual > 0) & (norms > ratio * usual)", "(usual > 0) & (norms > usual)"),
+        ("(usual_R1 > 0) & (norm_RS > ratio * usual_R1)", "(usual_R1 > 0) & (norm_RS > usual_R1)"),
         ("done=self.done + rows, skip=self.skip + rows)", "done=self.done + rows, skip=self.skip)"),
     ),
     *_of(

@@ -1,7 +1,8 @@
 """`saejax convert`: dictionaries from one project's files into another's."""
 
+import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,27 +20,73 @@ _TOKENS, _FIRING = 64, 8
 _EQUAL = 1e-5
 
 
-def run_convert(words: Sequence[str], to: str, hook_points: Sequence[str], step: int | str | None) -> None:
-    """Convert one source or several into a folder, and read each back: it must do what its source does.
+@dataclasses.dataclass(frozen=True, repr=False)
+class Converted:
+    """A dictionary that was written in a format.
+
+    Attributes:
+        source: the place that it was read from.
+        folder: the place that it was written to.
+        form: the format.
+        coder: the dictionary, in words.
+        notes: what changed on the way, and how far it does what its source does.
+    """
+
+    source: str
+    folder: Path
+    form: str
+    coder: str
+    notes: Sequence[str]
+
+    def __repr__(self) -> str:
+        lines = [f"{self.source} -> {self.folder} ({self.form}): {self.coder}", *(f"  {note}" for note in self.notes)]
+        return "\n".join(lines)
+
+
+def convert(
+    source: str | Path | Sequence[str | Path],
+    folder: str | Path,
+    to: str,
+    *,
+    hook_points: Sequence[str] = (),
+    step: int | str | None = None,
+) -> list[Converted]:
+    """Write dictionaries in another format, and read each back: convert("runs/quickstart", "out", to="saelens")
+
+    What is written must do what its source does. A dictionary in memory has `sae.save(folder, format=...)`.
+
+    Args:
+        source: a run, a saved folder, a foreign dictionary, a hub id, or a folder of several; one or more.
+        folder: where it is written.
+        to: saejax, or a format that `saejax formats` names.
+        hook_points: what the dictionary reads, or reads and writes, where its files do not say.
+        step: of a run: a checkpoint's number, "best" or "last".
 
     Raises:
-        ConfigError: too few words, an unknown format, or a coder that it cannot say; nothing is written then.
-        DataError: a source that cannot be read, or a destination that holds something else.
+        ConfigError: an unknown format, or a dictionary that it cannot say; nothing is written then.
+        DataError: a source that cannot be read, or a folder that holds something else.
     """
-    if len(words) < 2:
-        raise ConfigError("Give a source and a destination, as in: saejax convert runs/quickstart out --to=saelens")
+    return list(conversions([source] if isinstance(source, str | Path) else source, folder, to, hook_points, step))
+
+
+def conversions(
+    sources: Sequence[str | Path],
+    target: str | Path,
+    to: str,
+    hook_points: Sequence[str] = (),
+    step: int | str | None = None,
+) -> Iterator[Converted]:
+    """`convert`, one after the other: one in memory at a time, because a set of layers is larger than a machine."""
     if not to:
         written = [name for name, form in FORMATS.items() if type(form).write is not Format.write]
         raise ConfigError(f"Say into which format: {', '.join(f'--to={name}' for name in ['saejax', *written])}.")
-    *sources, target = words
-    destination, places = Path(target), []
-    for source in sources:  # a run, a hub id, or a folder of several coders
+    destination, places = Path(target), list[str]()
+    for source in map(str, sources):  # a run, a hub id, or a folder of several coders
         places += (
             [source] if Run(Path(source)).exists else [str(place) for place in dictionaries_below(source)] or [source]
         )
     if twice := [place for place in places if places.count(place) > 1]:
         raise ConfigError(f"{twice[0]} is given twice.")
-    # One in memory at a time: a set of layers is larger than a machine.
     models: dict[str, str] = {}
     if to != "saejax":
         form = format_named(to)
@@ -52,9 +99,7 @@ def run_convert(words: Sequence[str], to: str, hook_points: Sequence[str], step:
     for place, name in zip(places, _own_names(places), strict=True):
         sae, folder = load(place, step, hook_points), destination if together else destination / name
         notes = [*sae.origin.notes, *sae.save(folder, format=to)]
-        print(f"{place} -> {folder} ({to}): {sae!r}")
-        for note in [*notes, compared(sae, folder, to, hook_points)]:
-            print(f"  {note}")
+        yield Converted(place, folder, to, repr(sae), [*notes, compared(sae, folder, to, hook_points)])
 
 
 def refuse(place: str, sae: TrainedCoder, to: Format) -> None:

@@ -1,27 +1,22 @@
 """`saejax.features`: the passages of a text that each latent fires on, in a notebook or a program."""
 
 import dataclasses
-import hashlib
 import html
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from saejax.analysis.features import ReportConfig, collect_features
 from saejax.analysis.passages import Passage
-from saejax.core.config import shortened
-from saejax.core.errors import ConfigError, DataError
+from saejax.app.texts import packed_texts
 from saejax.core.figures import COLOURS, blank_figure, panels, say_inside
-from saejax.core.places import type_in_words
 from saejax.lm.forward import Model
-from saejax.text import Packer, Source
 from saejax.trained import TrainedCoder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_LONGEST_ROW = 256
 _MOST_SHOWN = 10  # features of a notebook's cell, of those that fire on at most this share of the tokens
 _COMMON = 0.1
 
@@ -144,7 +139,8 @@ def features(
     Args:
         sae: a dictionary of one of the model's hook points.
         lm: a model of `saejax.load_lm`.
-        text: one document or several. A long one is cut into rows of the model's context, at most 256 tokens.
+        text: one document or several. A long one is cut into rows of the model's context, at most 256 tokens. Sinks
+            are left out as in the dictionary's training.
         examples: passages of each latent.
         before, after: tokens that a passage shows around its peak.
         progress: show what is done.
@@ -153,21 +149,6 @@ def features(
         ConfigError: no dictionary or no model, or the model has no such hook point.
         DataError: no text, or a model of another width.
     """
-    if not isinstance(sae, TrainedCoder):
-        raise ConfigError(f"features takes a dictionary and then its model; the first is {type_in_words(sae)}.")
-    sae, texts = sae.at(lm), [text] if isinstance(text, str) or not isinstance(text, Sequence) else list(text)
-    if not all(isinstance(one, str) for one in texts):
-        raise DataError(f"features takes a text or a list of texts, not {shortened(text)}.")
-    if not any(one.strip() for one in texts):
-        raise DataError("features needs text, and there is none.")
-
-    def rows(start: int) -> Iterator[tuple[int, str, str, str]]:
-        return ((i, f"text {i}", texts[i], texts[i]) for i in range(start, len(texts)))
-
-    digest = hashlib.sha256("\0".join(texts).encode(errors="surrogatepass")).hexdigest()
-    length = min(_LONGEST_ROW, lm.config.context_length)
-    bos = not lm.tokenizer.bos_unknown and bool(lm.tokenizer.bos)
-    packer = Packer(Source({"sha256": digest}, rows, 1.0), lm.tokenizer, length, prepend_bos=bos)
-    tokens = max(1, sum(map(len, lm.tokenizer.encode_many(texts))))
-    config = ReportConfig(tokens=tokens, examples=examples, quantiles=0, before=before, after=after, batch_rows=8)
-    return Features(collect_features(sae, lm, packer, config, progress=progress)[0])
+    on = packed_texts(sae, lm, text, "features")
+    config = ReportConfig(tokens=on.tokens, examples=examples, quantiles=0, before=before, after=after, batch_rows=8)
+    return Features(collect_features(on.sae, lm, on.packer, config, on.sinks, progress=progress)[0])

@@ -1,7 +1,9 @@
 """The files of `saejax graph`: features that lead to the next token of a prompt, as JSON and as a page."""
 
 import contextlib
+import dataclasses
 import hashlib
+import html
 import json
 import re
 from collections import Counter
@@ -12,11 +14,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from saejax.attribution import Graph
-from saejax.attribution.export import graph_json, node_ids, write_features, write_graph
+from saejax.app.study_config import StudyConfig
+from saejax.attribution import AttributionConfig, Graph, attribute
+from saejax.attribution.build import decided_by
+from saejax.attribution.export import checked_slug, graph_json, node_ids, write_features, write_graph
 from saejax.attribution.influence import influence, pruned, scores
-from saejax.attribution.layers import layers_of
+from saejax.attribution.layers import at_model, layers_of
 from saejax.attribution.prediction import predicted
+from saejax.core.errors import ConfigError
+from saejax.core.places import type_in_words
 from saejax.core.progress import Progress
 from saejax.interop.circuit_tracer_features import feature_file
 from saejax.interop.passages import token_strings
@@ -55,6 +61,92 @@ class RowsDone(contextlib.ExitStack):
         if self._bar is None:
             self._bar = self.enter_context(Progress("graph", total, unit="rows"))
         self._bar.advance(rows - self._bar.tokens)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class PromptGraph:
+    """The attribution graph of a prompt and its page.
+
+    Attributes:
+        graph: nodes, activations and direct effects.
+        page: the file <slug>.html; beside it lie <slug>.json, circuit-tracer's format, and <slug>.npz.
+        replacement, completeness: the two scores of Ameisen et al. 2025, between 0 and 1.
+        effects: of the features that were set to zero, {"nodes", "what", "predicted", "measured"}.
+        mlps: (MLPs that dictionaries stand for, MLPs of the model).
+    """
+
+    graph: Graph
+    page: Path
+    replacement: float
+    completeness: float
+    effects: Sequence[Mapping[str, Any]]
+    mlps: tuple[int, int]
+
+    def __repr__(self) -> str:
+        return (
+            f"{self.graph.n_features} features, {len(self.graph.logits)} next tokens; replacement score "
+            f"{self.replacement:.2f}, completeness score {self.completeness:.2f}"
+        )
+
+    def _repr_html_(self) -> str:
+        """The page in a frame of its own."""
+        page = html.escape(self.page.read_text(encoding="utf-8"))
+        return f'<iframe srcdoc="{page}" style="width: 100%; height: 640px; border: 0"></iframe>'
+
+
+def graph(
+    saes: TrainedCoder | Sequence[TrainedCoder],
+    lm: LanguageModel,
+    prompt: str,
+    *,
+    out: str | Path = "graphs",
+    name: str = "",
+    max_features: int = AttributionConfig.max_features,
+    logits: int = AttributionConfig.logits,
+    silent: int = AttributionConfig.silent,
+    node_share: float = StudyConfig.node_share,
+    edge_share: float = StudyConfig.edge_share,
+    effects: int = 10,
+    supernodes: Mapping[str, Any] | None = None,
+) -> PromptGraph:
+    """The features that lead to the next token of a prompt: graph(sae, lm, "x = data[i")
+
+    It is what `saejax graph` writes: <out>/<slug>.html, .json and .npz. A graph that was stopped goes on where it was.
+
+    Args:
+        saes: a cross-layer transcoder, transcoders of single layers, or autoencoders.
+        lm: a model of `saejax.load_lm` that JAX runs.
+        prompt: the text whose next token the graph is about; the model's bos is put in front of it.
+        out: the folder.
+        name: the slug; empty: prompt and a digest of all that decides the graph.
+        max_features: features at most; 0 for all.
+        logits: next tokens at most.
+        silent: first tokens without features and errors: where a model has its sink.
+        node_share, edge_share: shares of the influence that the page's nodes and edges keep.
+        effects: features to set to zero, one at a time.
+        supernodes: pins and groups that the page has saved, read from its JSON.
+
+    Raises:
+        ConfigError: an empty prompt, a model that JAX does not run, dictionaries that do not go together.
+        DataError: a prompt or a dictionary that is not this model's, or no active feature.
+    """
+    if not prompt:
+        raise ConfigError("The prompt is empty: give the text whose next token the graph is about.")
+    if not isinstance(lm, LanguageModel):
+        raise ConfigError(f"graph needs a model that JAX runs (backend='jax'), not {type_in_words(lm)}.")
+    if name:
+        checked_slug(name)
+    layers = at_model(lm, [saes] if isinstance(saes, TrainedCoder) else saes)
+    tokens = lm.tokenizer.bos + lm.tokenizer.encode_behind_bos([prompt])[0]
+    config = AttributionConfig(max_features=max_features, logits=logits, silent=silent)
+    folder = Path(out)
+    slug = name or slug_of(prompt, decided_by(lm, layers, tokens, config))
+    with RowsDone() as rows:
+        made = attribute(lm, layers, tokens, config, folder=folder / f"{slug}.rows", progress=rows.done)
+    made.save(folder / f"{slug}.npz")
+    shown = {"supernodes": supernodes} | ablations(lm, layers, made, effects)
+    page = write_pages(lm, made, folder, slug, (node_share, edge_share), tables_of(lm, layers), **shown)
+    return PromptGraph(made, page, *scores(made), shown.get("effects", []), mlps_of(lm, made))
 
 
 def ablations(lm: LanguageModel, saes: Sequence[TrainedCoder], graph: Graph, count: int) -> dict[str, Any]:

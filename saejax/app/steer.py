@@ -3,13 +3,16 @@
 import dataclasses
 import math
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from saejax.app.steer_settings import SteerSettings
 from saejax.core.config import in_float32, nearest
 from saejax.core.errors import ConfigError
+from saejax.core.places import type_in_words
 from saejax.interventions import (
     Change,
     Interventions,
@@ -22,6 +25,7 @@ from saejax.interventions import (
     steered,
     zero,
 )
+from saejax.lm import LanguageModel
 from saejax.lm.generation import Sampling, generate
 from saejax.trained import TrainedCoder
 
@@ -87,7 +91,7 @@ class Written:
     about: str
 
 
-def steer(
+def continuations(
     inside: Interventions, name: str, operation: Operation, prompts: Sequence[str], sampling: Sampling
 ) -> list[Written]:
     """The continuations of each prompt, without and with latents of the dictionary `name` changed.
@@ -107,6 +111,83 @@ def steer(
     without = _rows_of(generate(lm.config, lm.params, rows, sampling))
     about = _about(inside, name, list(operation.latents), rows, operation.at, first)
     return [Written(*row) for row in zip(prompts, without, changed, about, strict=True)]
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Steered:
+    """The continuations of one prompt, as texts.
+
+    Attributes:
+        prompt: the text.
+        change: of the latents, as f + 5.
+        without, changed: what the model writes as it is, and with the latents changed.
+        about: what the latents do in the prompt, and how far the next token's distribution moves.
+    """
+
+    prompt: str
+    change: str
+    without: str
+    changed: str
+    about: str
+
+    def __repr__(self) -> str:
+        lines = [textwrap.fill(self.prompt, 110, initial_indent="prompt   ", subsequent_indent=" " * 9)]
+        lines.append(f"         {self.about}")
+        for title, text in (("without", self.without), ("with", self.changed)):
+            lines += [f"{'' if i else title:<7}| {line}" for i, line in enumerate(text.splitlines() or [""])]
+        return "\n".join(lines)
+
+
+def steer(
+    sae: TrainedCoder,
+    lm: LanguageModel,
+    prompt: str | Sequence[str],
+    latents: int | str | Sequence[int],
+    scale: float = SteerSettings.scale,
+    *,
+    operation: str = SteerSettings.operation,
+    tokens: int = SteerSettings.tokens,
+    temperature: float = SteerSettings.temperature,
+    top_p: float = SteerSettings.top_p,
+    seed: int = SteerSettings.seed,
+    past_end: bool = False,
+) -> list[Steered]:
+    """Continue each prompt, with the model as it is and with latents changed: steer(sae, lm, "def", 17, scale=5.0)
+
+    It is what `saejax steer` prints. The change acts in every step, at every token but the first.
+
+    Args:
+        sae: a dictionary of the model's hook points.
+        lm: a model of `saejax.load_lm` that JAX runs.
+        prompt: a text or several.
+        latents: a number or several; "2:123" is latent 123 of layer 2 of a cross-layer transcoder.
+        scale: the number of the operation, in the latent's own unit.
+        operation: add (f + scale), set (f = scale), scale (scale f), zero (f = 0), least, most (f no lower, no higher).
+        tokens: how many are written.
+        temperature: 0 takes the likeliest token.
+        top_p: draw from the likeliest tokens that make up this share.
+        seed: of the draws.
+        past_end: go on behind the token that ends a text.
+
+    Raises:
+        ConfigError: no dictionary, a model that JAX does not run, an empty prompt, a latent or an operation that there
+            is not.
+        DataError: a prompt longer than the model reads, or a model of another width.
+    """
+    if not isinstance(sae, TrainedCoder):
+        raise ConfigError(f"steer takes a dictionary and then its model; the first is {type_in_words(sae)}.")
+    if not isinstance(lm, LanguageModel):
+        raise ConfigError(f"steer needs a model that JAX runs (backend='jax'), not {type_in_words(lm)}.")
+    prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+    if not prompts or not all(prompts):
+        raise ConfigError("A prompt is empty: give the text that the model continues.")
+    numbers = latents if isinstance(latents, str) else ",".join(map(str, np.ravel(latents).tolist()))
+    change = Operation(operation, features(numbers, sae, "latents"), scale)
+    stop = () if past_end else tuple(lm.tokenizer.special_ids)
+    sampling = Sampling(tokens, temperature, top_p, seed, stop)
+    written = continuations(Interventions(lm, {"sae": sae}), "sae", change, prompts, sampling)
+    text = lm.tokenizer.decode_inside
+    return [Steered(one.prompt, change.reads, text(one.without), text(one.changed), one.about) for one in written]
 
 
 def features(text: str, sae: TrainedCoder, source: str = "--feature") -> list[int]:

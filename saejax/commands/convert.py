@@ -9,6 +9,7 @@ compared with its source. What a format cannot say is refused: `saejax formats` 
 """
 
 from saejax.app.command import Line, OfCheckpoint
+from saejax.core.errors import ConfigError
 from saejax.core.settings import setting
 
 
@@ -19,6 +20,11 @@ class Convert(OfCheckpoint, takes="words"):
     )
 
     def run(self, line: Line) -> None:
-        from saejax.app.convert import run_convert
+        from saejax.app.console import say
+        from saejax.app.convert import conversions
 
-        run_convert(line.words, self.to, self.hook_points, self.checkpoint)
+        if len(line.words) < 2:
+            raise ConfigError("Give a source and a destination, as in: saejax convert runs/quickstart out --to=saelens")
+        *sources, target = line.words
+        for converted in conversions(sources, target, self.to, self.hook_points, self.checkpoint):
+            say(repr(converted))

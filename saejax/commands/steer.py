@@ -8,8 +8,6 @@ The dictionary is a run, a saved folder, another project's, or of the hub. The c
 but the first. What the dictionary does not explain stays as it is.
 """
 
-import textwrap
-
 from saejax.app.command import Command, Line
 from saejax.app.steer_settings import SteerSettings
 from saejax.core.config import nearest
@@ -24,9 +22,7 @@ class Steer(SteerSettings, Command, takes="words", answers=True):
     def run(self, line: Line) -> None:
         from saejax.app.console import say
         from saejax.app.run_coders import with_model
-        from saejax.app.steer import OPERATIONS, Operation, features, steer
-        from saejax.interventions import Interventions
-        from saejax.lm.generation import Sampling
+        from saejax.app.steer import OPERATIONS, features, steer
 
         if not self.feature:
             raise ConfigError("--feature is missing: which latents, as in --feature=123 or --feature=3,17.")
@@ -35,21 +31,13 @@ class Steer(SteerSettings, Command, takes="words", answers=True):
                 'Give a dictionary and a prompt: saejax steer runs/quickstart --feature=123 "Once upon a"'
             )
         place, *prompts = line.words
-        if not all(prompts):
-            raise ConfigError("A prompt is empty: give the text that the model continues.")
-        if self.operation not in OPERATIONS:
+        if self.operation not in OPERATIONS:  # before a model is loaded
             raise ConfigError(f"No operation {self.operation!r}.{nearest(self.operation, OPERATIONS)}")
         (sae,), lm = with_model([place], self.model)
-        stop = () if self.past_end else tuple(lm.tokenizer.special_ids)
-        sampling = Sampling(self.tokens, self.temperature, self.top_p, self.seed, stop)
-        operation = Operation(self.operation, features(self.feature, sae), self.scale)
-        continuations = steer(Interventions(lm, {place: sae}), place, operation, prompts, sampling)
+        features(self.feature, sae)
+        how = {name: getattr(self, name) for name in ("operation", "tokens", "temperature", "top_p", "seed")}
+        steered = steer(sae, lm, prompts, self.feature, self.scale, past_end=self.past_end, **how)
         say(f"{lm.identity['model']}, {sae!r}")
-        say(f"latent {self.feature}: {operation.reads}, at every token but the first")
-        for continuation in continuations:
-            say()
-            say(textwrap.fill(continuation.prompt, 110, initial_indent="prompt   ", subsequent_indent=" " * 9))
-            say(f"         {continuation.about}")
-            for title, tokens in (("without", continuation.without), ("with", continuation.changed)):
-                lines = lm.tokenizer.decode_inside(tokens).splitlines() or [""]
-                say("\n".join(f"{'' if j else title:<7}| {text}" for j, text in enumerate(lines)))
+        say(f"latent {self.feature}: {steered[0].change}, at every token but the first")
+        for one in steered:
+            say(f"\n{one!r}")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import html
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +36,8 @@ from saejax.trained import TrainedCoder
 
 # Metrics that are also given of all tokens, the sinks among them.
 WITH_SINKS = ("fve", "l0", "loss_recovered")
+# What is looked at first.
+_FIRST = ("l0", "fve", "loss_recovered", "kl", "dead_fraction")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,11 +57,13 @@ class EvalConfig(Settings, section="eval"):
     )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Evaluated:
     """The results.
 
     Attributes:
+        metrics: {"l0", "fve", "loss_recovered", "kl", "dead_fraction", ...: value}.
+        documents: sums of each, for intervals.
         density: histogram of how often latents fire.
         non_finite: tokens whose activation is NaN or infinite, or after which the model predicts NaN; in no metric.
         breakdown: figures by position, frequency and source of the tokens.
@@ -75,6 +80,25 @@ class Evaluated:
     breakdown: dict[str, Any]
     cosine: dict[str, Any]
     coactivation: dict[str, Any]
+
+    @property
+    def intervals(self) -> dict[str, list[float] | None]:
+        """{metric: [low, high]}, of 95 %, by the bootstrap over documents; None where there are too few."""
+        return self.documents.intervals
+
+    def __repr__(self) -> str:
+        figures = ", ".join(f"{name} {self.metrics[name]:.4g}" for name in _FIRST if name in self.metrics)
+        return f"Evaluated({self.tokens:,} tokens: {figures})"
+
+    def _repr_html_(self) -> str:
+        names = [*(name for name in _FIRST if name in self.metrics), *sorted(self.metrics.keys() - set(_FIRST))]
+        rows = []
+        for name in names:
+            between = self.intervals.get(name)
+            shown = f"{between[0]:.4g} to {between[1]:.4g}" if between else ""
+            rows.append(f"<tr><th>{html.escape(name)}</th><td>{self.metrics[name]:.4g}</td><td>{shown}</td></tr>")
+        head = "<tr><th></th><th>value</th><th>95 % interval</th></tr>"
+        return f'<b>{self.tokens:,} tokens</b><table style="text-align: left">{head}{"".join(rows)}</table>'
 
 
 def evaluate(sae: TrainedCoder, lm: Model, packer: Packer, config: EvalConfig, sinks: Sinks = ALL_TOKENS) -> Evaluated:

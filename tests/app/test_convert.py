@@ -11,7 +11,6 @@ import pytest
 from tiny.commands import run_command
 
 import saejax
-from saejax.app.convert import run_convert
 from saejax.app.dictionaries import distinct
 from saejax.commands import COMMANDS
 from saejax.core.errors import ConfigError, DataError
@@ -24,7 +23,7 @@ CODERS = {coder_kind(sae): sae for sae in examples()}
 
 
 def convert(*words: str | Path, to: str = "saelens", step: int | str | None = None) -> None:
-    run_convert([str(word) for word in words], to, [], step)
+    run_command("convert", words, to=to, **({} if step is None else {"step": str(step)}))
 
 
 def test_one_goes_into_the_folder_several_into_folders_of_their_own(tmp_path: Path) -> None:
@@ -68,7 +67,12 @@ def test_a_run_is_converted_at_a_step(tmp_path: Path, capsys: pytest.CaptureFixt
     assert (written["architecture"], written["d_sae"]) == ("jumprelu", 16)
     there, here = saejax.load(tmp_path / "out"), saejax.load(tmp_path / "run", step=4)
     np.testing.assert_array_equal(there.encode(x), here.encode(x))
-    assert "Read back: latents differ by 0e+00" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "Read back: latents differ by 0e+00" in out
+    (again,) = saejax.convert(tmp_path / "run", tmp_path / "out", "saelens", step=4)
+    assert (
+        out.endswith(f"\n{again!r}\n") and again.notes[-1].startswith("Read back") and again.folder == tmp_path / "out"
+    )
 
 
 def test_nothing_is_written_where_one_cannot_be_said(tmp_path: Path) -> None:
@@ -107,7 +111,7 @@ def test_one_folder_of_several_dictionaries_is_of_one_model(to: str, tmp_path: P
 def test_wrong_lines_are_answered(words: list[str], to: str, message: str, tmp_path: Path) -> None:
     CODERS["autoencoder", "relu"].save(tmp_path / "a")
     with pytest.raises((ConfigError, DataError), match=message):
-        run_convert([str(tmp_path / word) for word in words], to, [], None)
+        convert(*(tmp_path / word for word in words), to=to)
 
 
 def test_formats_prints_all_and_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,9 +1,11 @@
 """`saejax graph`: the files that it writes, what stands in them, and what it refuses."""
 
+import dataclasses
+import html
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from tiny.by_hand import coder_of, random_params, sites_of
 from tiny.commands import run_command
 from tiny.graphs import VOCAB, made_up_feature
 
+import saejax
 from saejax.app.graph import ablations, mlps_of, slug_of
 from saejax.attribution import AttributionConfig, Graph, attribute
 from saejax.attribution.build import decided_by
@@ -113,6 +116,22 @@ def test_a_second_run_and_a_page_read_again_give_the_same_files(made: Path, tmp_
     before = {p: p.read_bytes() for p in (made / "graphs").rglob("*") if p.is_file()}
     run_command("graph", [made / "clt", PROMPT], out=str(made / "graphs"), effects=4, node_share=0.99)
     assert {p: p.read_bytes() for p in before} == before
+
+
+def test_in_python_it_writes_the_files_of_the_command(made: Path, tmp_path: Path) -> None:
+    sae, lm = saejax.load(made / "clt"), load_lm("demo", backend="jax")
+    known = dataclasses.replace(sae, origin=dataclasses.replace(sae.origin, source=str(made / "run")))
+    one = saejax.graph(known, lm, PROMPT, out=tmp_path, effects=4, node_share=0.99)
+    (page,) = tmp_path.glob("*.html")
+    for kind in (".html", ".json", ".npz"):
+        mine, theirs = (path.with_suffix(kind).read_bytes() for path in (page, of_prompt(made, "return-data-x")))
+        assert mine == theirs
+    assert one.page == page and len(one.effects) == 4 and one.mlps == (len(WRITES), lm.config.n_layer)
+    assert re.fullmatch(r"\d+ features, \d+ next tokens; replacement score 0\.\d\d, completeness.*", repr(one))
+    assert html.escape(page.read_text()) in one._repr_html_()
+    for wrong, match in (((sae, lm, ""), "prompt is empty"), ((sae, "demo", "x"), "a model that JAX runs")):
+        with pytest.raises(ConfigError, match=match):
+            saejax.graph(*cast(Any, wrong))
 
 
 def test_the_command_has_the_settings_defaults() -> None:

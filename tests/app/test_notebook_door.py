@@ -131,6 +131,35 @@ def test_features_are_shown() -> None:
     assert found().plot().axes[0].get_title().endswith("of 32 never fire")
 
 
+def test_the_figures_of_a_text() -> None:
+    """L0 and FVE by hand, over all tokens but the bos in front of each row."""
+    sae, lm = trained(), saejax.load_lm("demo")
+    done = saejax.evaluate(sae, lm, TEXTS)
+    x = np.concatenate([np.asarray(lm.activations(text, HOOK))[1:] for text in TEXTS])
+    latents = sae.encode(x)
+    error = np.square(x - sae.decode(latents)).sum(dtype=np.float64)
+    assert done.tokens == len(x)
+    assert done.metrics["l0"] == pytest.approx((latents != 0).sum(1).mean(), rel=1e-4)
+    assert done.metrics["fve"] == pytest.approx(1 - error / np.square(x - x.mean(0)).sum(dtype=np.float64), abs=1e-3)
+    assert repr(done).startswith(f"Evaluated({len(x)} tokens: l0 ") and "loss_recovered" in repr(done)
+    page = done._repr_html_()
+    assert page.count("<tr>") == 1 + len(done.metrics) and done.intervals["fve"] is None, "two documents"
+
+
+@pytest.mark.ci
+def test_sinks_of_the_training_are_left_out_of_every_figure() -> None:
+    """A dictionary that was trained without the first five tokens is not looked at on them."""
+    lm, sae = saejax.load_lm("demo"), trained()
+    five = dataclasses.replace(sae, settings={"capture": {"drop_first": 5, "max_norm_ratio": 0.0}})
+    (all_figures, figures), (all_found, found_there) = (
+        [door(one, lm, TEXTS) for one in (sae, five)] for door in (saejax.evaluate, saejax.features)
+    )
+    assert figures.tokens == found_there.n_tokens == all_figures.tokens - 8, "bos, and four tokens of each text"
+    assert all_found.n_tokens == all_figures.tokens and "l0_with_sinks" in figures.metrics
+    odd = dataclasses.replace(sae, settings={"capture": "none"})
+    assert saejax.features(odd, lm, TEXTS).n_tokens == all_found.n_tokens
+
+
 def test_what_is_given_in_place_of_a_dictionary_or_a_model_is_named() -> None:
     lm: Any = saejax.load_lm("demo")
     with pytest.raises(ConfigError, match="a dictionary and then its model; the first is a LanguageModel"):
@@ -144,9 +173,10 @@ def test_what_is_given_in_place_of_a_dictionary_or_a_model_is_named() -> None:
 @pytest.mark.parametrize(
     ("text", "message"), [([], "there is none"), ("  \n", "there is none"), ([b"x"], "list of texts")]
 )
-def test_features_need_text(text: Any, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        saejax.features(trained(), saejax.load_lm("demo"), text)
+def test_text_is_needed(text: Any, message: str) -> None:
+    for door in (saejax.features, saejax.evaluate):
+        with pytest.raises(DataError, match=f"{door.__name__} .*{message}"):
+            door(trained(), saejax.load_lm("demo"), text)
 
 
 TABLE = """

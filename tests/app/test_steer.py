@@ -14,7 +14,8 @@ import pytest
 from tiny.by_hand import coder_of, random_params, sites_of
 from tiny.commands import run_command
 
-from saejax.app.steer import Operation, features, steer
+import saejax
+from saejax.app.steer import Operation, continuations, features
 from saejax.core.errors import ConfigError, DataError
 from saejax.interventions import Interventions, steered
 from saejax.lm import checkpoint, load_lm
@@ -69,6 +70,34 @@ def test_both_texts_and_what_is_said_of_them(folder: Path, capsys: pytest.Captur
     assert (int(fires), int(n)) == (int((sae.encode(x)[:, 3] != 0).sum()), len(x)) and float(kl) > 0.01
 
 
+def test_in_python_it_is_what_the_command_prints(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    how: dict[str, Any] = {"scale": 30.0, "operation": "set", "tokens": 4}
+    run_command("steer", [folder, "def read(self):"], feature="3,9", **how)
+    lm, sae = load_lm(str(folder.parent / "lm"), backend="jax"), dictionary()
+    (one,) = saejax.steer(sae, lm, "def read(self):", np.array([3, 9]), **how)
+    out = capsys.readouterr().out
+    assert out.endswith(f"\n{one!r}\n") and f"latent 3,9: {one.change}, at" in out
+    assert one.without != one.changed and one.prompt == "def read(self):"
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"sae": "sae"}, "a dictionary and then its model; the first is a str"),
+        ({"lm": "demo"}, "model that JAX runs"),
+        ({"prompt": ["x", ""]}, "prompt is empty"),
+        ({"latents": F}, r"latents=40: the latents are 0 to 39"),
+        ({"latents": [1, F]}, r"latents=40: the latents are 0 to 39"),
+        ({"latents": "1:3"}, "there is no layer 1"),
+        ({"operation": "ad"}, "No operation 'ad'"),
+    ],
+)
+def test_in_python_too_what_cannot_be_is_refused(change: dict[str, Any], match: str) -> None:
+    how: dict[str, Any] = {"sae": dictionary(), "lm": load_lm("demo"), "prompt": "x", "latents": 3}
+    with pytest.raises(ConfigError, match=match):
+        saejax.steer(**how | change)
+
+
 def test_latents_are_named_by_number_or_by_layer() -> None:
     reads, writes = ("blocks.0.mlp_in", "blocks.1.mlp_in"), ("blocks.0.mlp_out", "blocks.1.mlp_out")
     coder = coder_of("clt", "topk", reads, writes, F)
@@ -117,7 +146,7 @@ def test_the_first_token_stays_as_it_is(with_bos: bool, folder: Path) -> None:
         lm = dataclasses.replace(lm, tokenizer=dataclasses.replace(lm.tokenizer, bos_id=None))
     rows, operation = [lm.tokenizer.bos + lm.tokenizer.encode(prompt)], Operation("set", [9], 40.0)
     inside = Interventions(lm, {"x": dictionary()})
-    (written,) = steer(inside, "x", operation, [prompt], Sampling(4))
+    (written,) = continuations(inside, "x", operation, [prompt], Sampling(4))
     own = list(steered(inside, "x", operation.at, rows, Sampling(4), 1))
     assert written.changed == np.stack(own, axis=1)[0].tolist()
     assert f"of {len(rows[0]) - 1} tokens" in written.about
@@ -129,13 +158,15 @@ def test_other_latents_and_numbers_take_the_same_programs(folder: Path) -> None:
     bos = lm.tokenizer.bos_id
     rows = [[bos, *lm.tokenizer.encode(prompt)] for prompt in prompts]
     for operation in (Operation("set", [9], 40.0), Operation("most", [3], 0.5)):
-        written = steer(inside, "x", operation, prompts, Sampling(4))
+        written = continuations(inside, "x", operation, prompts, Sampling(4))
         own = list(steered(inside, "x", operation.at, rows, Sampling(4), 1))
         assert [one.changed for one in written] == np.stack(own, axis=1).tolist()
     (_, kept) = inside.kept["x", 1]
     assert [step._cache_size() for step in kept.values()] == [2]  # of a prompt, of a token
-    assert written[0].changed != steer(inside, "x", Operation("set", [9], 40.0), prompts, Sampling(4))[0].changed
+    assert (
+        written[0].changed != continuations(inside, "x", Operation("set", [9], 40.0), prompts, Sampling(4))[0].changed
+    )
     with pytest.raises(ConfigError, match="too large"):
-        steer(inside, "x", Operation("set", [9], 3.4e38), prompts, Sampling(4))
+        continuations(inside, "x", Operation("set", [9], 3.4e38), prompts, Sampling(4))
     with pytest.raises(ConfigError, match="No operation 'ad'"):
         Operation("ad", [3], 1.0)

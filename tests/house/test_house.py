@@ -4,6 +4,8 @@ import ast
 from pathlib import Path
 
 from benchmarks import house
+from benchmarks.mutations.__main__ import problems
+from benchmarks.mutations.mutants import MUTANTS, Mutant
 
 TREES = house.modules()
 
@@ -19,6 +21,12 @@ def test_a_docstring_begins_with_a_verb_or_the_contract() -> None:
 
 def test_the_house_does_not_grow() -> None:
     assert sum(house.lines_of_rooms().values()) <= house.HELD
+
+
+def test_every_fault_of_the_list_can_be_put_in() -> None:
+    assert not problems(MUTANTS)
+    lost = Mutant("core", "no such text", "", ("no/such/test.py",))
+    assert problems([lost]) == ["core: 'no such text' stands 0 times in saejax/", "no tests/no/such/test.py"]
 
 
 def test_the_ruler_sees_what_it_measures() -> None:

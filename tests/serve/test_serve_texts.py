@@ -17,7 +17,7 @@ from tiny.served import RUN, copied
 
 import saejax
 from saejax.analysis.features import _into_residual, logits_of, promoted_logits
-from saejax.app.steer import Operation, steer
+from saejax.app.steer import Operation, continuations
 from saejax.core.errors import ConfigError
 from saejax.interventions import Interventions
 from saejax.lm import load_lm
@@ -267,7 +267,9 @@ def test_steering_over_http(client: TestClient, folder: Path) -> None:
     }
     told = asked(client, "/api/steer", body)
     sampling = Sampling(5, stop=tuple(lm.tokenizer.special_ids))
-    (want,) = steer(Interventions(lm, {"x": sae}), "x", Operation("set", [9, 11], 30.0), ["def read("], sampling)
+    (want,) = continuations(
+        Interventions(lm, {"x": sae}), "x", Operation("set", [9, 11], 30.0), ["def read("], sampling
+    )
     assert told["with"] == lm.tokenizer.decode_inside(want.changed) != told["without"]
     assert told["tokens_without"] == lm.tokenizer.token_strings(want.without)
     assert (told["operation"], told["about"], told["prompt"]) == ("f = 30", want.about, "def read(")

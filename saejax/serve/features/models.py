@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from saejax.analysis.features import logits_of
-from saejax.app.steer import Operation, features, steer
+from saejax.app.steer import Operation, continuations, features
 from saejax.core.errors import ConfigError, SaejaxError
 from saejax.interventions import Interventions
 from saejax.lm.generation import Sampling
@@ -144,7 +144,7 @@ def _steered(
     numbers = features(",".join(map(str, latents)), sae, "features")
     change = Operation(operation, numbers, scale)
     sampling = Sampling(**choice, stop=tuple(lm.tokenizer.special_ids))
-    (written,) = steer(inside, name, change, [prompt], sampling)
+    (written,) = continuations(inside, name, change, [prompt], sampling)
     return {
         "prompt": prompt,
         "without": lm.tokenizer.decode_inside(written.without),
