@@ -60,7 +60,7 @@ def convert(
         folder: where it is written.
         to: saejax, or a format that `saejax formats` names.
         hook_points: what the dictionary reads, or reads and writes, where its files do not say.
-        step: of a run: a checkpoint's number, "best" or "last".
+        step: of a run: a checkpoint's number, or "best"; None for the newest.
 
     Raises:
         ConfigError: an unknown format, or a dictionary that it cannot say; nothing is written then.

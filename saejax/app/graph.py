@@ -132,11 +132,13 @@ def graph(
     """
     if not prompt:
         raise ConfigError("The prompt is empty: give the text whose next token the graph is about.")
-    if not isinstance(lm, LanguageModel):
-        raise ConfigError(f"graph needs a model that JAX runs (backend='jax'), not {type_in_words(lm)}.")
+    dictionaries = [saes] if isinstance(saes, TrainedCoder | str) else list(saes)
+    for sae in dictionaries:
+        if not isinstance(sae, TrainedCoder):
+            raise ConfigError(f"graph takes dictionaries and then their model; one is {type_in_words(sae)}.")
     if name:
         checked_slug(name)
-    layers = at_model(lm, [saes] if isinstance(saes, TrainedCoder) else saes)
+    layers = at_model(lm, dictionaries)
     tokens = lm.tokenizer.bos + lm.tokenizer.encode_behind_bos([prompt])[0]
     config = AttributionConfig(max_features=max_features, logits=logits, silent=silent)
     folder = Path(out)

@@ -103,7 +103,7 @@ def run_shrunk(c: Any, tmp_path: Path) -> Workspace:
     return work
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 def test_gpt2_small_runs_with_a_shrunk_model(
     small_gpt2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -123,7 +123,7 @@ def test_a_store_trains_as_the_stage_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("preset", ["batchtopk", pytest.param("topk", marks=pytest.mark.ci)])
+@pytest.mark.parametrize("preset", ["batchtopk", pytest.param("topk", marks=pytest.mark.soak)])
 def test_what_is_learnt_does_not_depend_on_where_the_activations_lie(preset: str) -> None:
     """By default, in few steps: with a mean of 12 times their spread every latent was soon negative for every token."""
     x, how = activations(4000), {"k": 4, "d_sae": 64, "batch_size": 512, "tokens": 48 * 512, "mesh": (1, 1)}

@@ -129,7 +129,8 @@ def test_in_python_it_writes_the_files_of_the_command(made: Path, tmp_path: Path
     assert one.page == page and len(one.effects) == 4 and one.mlps == (len(WRITES), lm.config.n_layer)
     assert re.fullmatch(r"\d+ features, \d+ next tokens; replacement score 0\.\d\d, completeness.*", repr(one))
     assert html.escape(page.read_text()) in one._repr_html_()
-    for wrong, match in (((sae, lm, ""), "prompt is empty"), ((sae, "demo", "x"), "a model that JAX runs")):
+    wrongs = {"prompt is empty": (sae, lm, ""), "way into a str": (sae, "demo", "x"), "one is a str": ("sae", lm, "x")}
+    for match, wrong in wrongs.items():
         with pytest.raises(ConfigError, match=match):
             saejax.graph(*cast(Any, wrong))
 

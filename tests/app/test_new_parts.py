@@ -442,7 +442,7 @@ def test_a_workload_is_a_room_a_command_and_a_section(tmp_path: Path) -> None:
     _run(code, tmp_path, checkout)
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.skipif(browser.CHROMIUM is None, reason="no chromium or google-chrome on the path")
 def test_a_section_of_a_report_is_one_new_script(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     checkout, run = _package(tmp_path / "checkout"), copied(tmp_path_factory) / "runs" / RUN

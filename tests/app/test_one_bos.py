@@ -12,8 +12,8 @@ from tiny.by_hand import coder_of, random_params, sites_of
 from tiny.commands import run_command
 
 import saejax
+from saejax.app import graph as graphs
 from saejax.app import steer as steering
-from saejax.attribution import build
 from saejax.capture import store_identity
 from saejax.core.errors import DataError
 from saejax.evals.probing.last_token import Reader
@@ -69,7 +69,7 @@ def until(module: Any, name: str, run: Callable[[], Any], **patches: Any) -> Any
 def of_steering(text: str) -> Any:
     inside = Interventions(LM, {"a": dictionary()})
     operation = steering.Operation("add", [3], 5.0)
-    run = functools.partial(steering.steer, inside, "a", operation, [text], Sampling(2))
+    run = functools.partial(steering.continuations, inside, "a", operation, [text], Sampling(2))
     _, _, _, rows, _, first = until(steering, "steered", run)
     return rows, first
 
@@ -78,8 +78,8 @@ def of_graph(text: str) -> Any:
     run = functools.partial(run_command, "graph", ["runs/a", text])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("saejax.app.run_coders.with_model", lambda *_: ([], LM))
-        patch.setattr("saejax.attribution.layers.at_model", lambda *_: [])
-        _, _, tokens, config = until(build, "decided_by", run)
+        patch.setattr(graphs, "at_model", lambda *_: [])
+        _, _, tokens, config = until(graphs, "decided_by", run)
     return tokens, config.silent
 
 

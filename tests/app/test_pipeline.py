@@ -143,7 +143,7 @@ MOMENTS: dict[str, Callable[[Path], bool]] = {
     "moments",
     [
         pytest.param(("a checkpoint is being written",), marks=pytest.mark.ci),
-        pytest.param(("the first shard is committed", "a checkpoint is being written"), marks=pytest.mark.ci),
+        pytest.param(("the first shard is committed", "a checkpoint is being written"), marks=pytest.mark.soak),
         pytest.param(MOMENTS, marks=pytest.mark.soak),
     ],
     ids=["one", "two", "all"],

@@ -178,7 +178,7 @@ def test_a_command_for_coders_says_which_one_it_is(command: str) -> None:
         COMMANDS[command]().run(line)
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 def test_the_reports_recipe_shrunk(tmp_path: Path) -> None:
     """configs/latentwire.py with a random Llama and a random Qwen2 in place of its models, on rows as SQuAD's."""
     c = experiments.shipped("latentwire")

@@ -243,7 +243,7 @@ def test_a_pipeline_refuses_before_it_captures(folder: Path, tmp_path: Path) -> 
     assert not e.run_dir.exists()
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 def test_the_members_of_a_sweep_start_from_it(folder: Path) -> None:
     """Each is what a single run gives, narrow and wide."""
     e = experiment(folder, "sweep", str(folder / "runs" / "source"), tokens=6 * 128)

@@ -241,7 +241,7 @@ def _slow(store: Path, seed: int, steps: int, **changes: Any) -> tuple[float, fl
     return float((cosine.argmax(1) < SLOW).mean()), float((cosine[:, :SLOW].max(0) > 0.8).mean())
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 def test_the_first_latents_find_the_slow_features(tmp_path: Path) -> None:
     """In so few steps none is found as it was planted; but towards which they turn shows. (2026-11-23: 0.69, 0.35)"""
     store, short = (

@@ -348,7 +348,7 @@ def test_the_nll_of_a_short_row_does_not_depend_on_a_long_answer_elsewhere(job: 
         assert one.columns["nll"][0] == pytest.approx(both[way].columns["nll"][0], rel=1e-4), way
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 def test_replayed_embeddings_are_the_text_and_each_way_gives_what_it_says(job: PrefixTraining) -> None:
     encoder = job.learner().encoder
     config = dataclasses.replace(job.e.prefix, eval_rows=4)

@@ -82,7 +82,7 @@ def test_a_training_from_files_to_its_rows(folder: Path) -> None:
         assert b"PREALLOCATE" not in (server.runs / ".serve" / "jobs" / job["id"] / "log.txt").read_bytes()
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 def test_a_server_that_is_killed_loses_no_job_and_no_row(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Followed by one client through the death of the server and the start of the next one at the same address."""
     monkeypatch.setattr(clients, "_AGAIN", 0.1)

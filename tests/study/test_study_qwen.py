@@ -158,7 +158,7 @@ def check(folder: Path, layers: int, c: config_dict.ConfigDict) -> None:
     assert "agreement" in (own / "study.html").read_text()
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 def test_a_study_with_a_shrunk_random_model(tmp_path: Path) -> None:
     """Two transcoders as one sweep, in the bfloat16 of the config; both behaviours to the page."""
     save_model(tmp_path / "model", 3)

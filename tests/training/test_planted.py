@@ -196,11 +196,13 @@ def _result(preset: str, steps: int = 400, **changes: Any) -> tuple[float, float
     return before, *_found(coder, p, truths(p), latents, codes)
 
 
-# A penalty, a selection, a threshold; the others in .ci/run.
+# A penalty, a selection, a threshold; in .ci/run other topologies too; all presets in the soak.
 QUICK = ("standard", "batchtopk", "jumprelu")
+SHORT = (*QUICK, "topk", "matryoshka", "clt", "crosscoder_causal")
+LONG = [pytest.param(preset, marks=pytest.mark.soak) for preset in TABLE if preset not in SHORT]
 
 
-@pytest.mark.parametrize("preset", rest_in("ci", TABLE, QUICK))
+@pytest.mark.parametrize("preset", [*rest_in("ci", SHORT, QUICK), *LONG])
 def test_a_planted_dictionary_is_found(preset: str) -> None:
     """Decoder rows are the directions written, and the latents fire as the features do: the encoder reads them."""
     before, after, correlation = _result(preset, **TABLE[preset])
