@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import html
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ import numpy as np
 from saejax.capture import ALL_TOKENS, Sinks, finite
 from saejax.coders import Coder, Sites
 from saejax.core.errors import DataError
+from saejax.core.html_table import html_table
 from saejax.core.progress import Progress
 from saejax.core.settings import Settings, setting
 from saejax.evals.breakdown import ReadText
@@ -92,13 +92,11 @@ class Evaluated:
 
     def _repr_html_(self) -> str:
         names = [*(name for name in _FIRST if name in self.metrics), *sorted(self.metrics.keys() - set(_FIRST))]
-        rows = []
+        rows = {}
         for name in names:
             between = self.intervals.get(name)
-            shown = f"{between[0]:.4g} to {between[1]:.4g}" if between else ""
-            rows.append(f"<tr><th>{html.escape(name)}</th><td>{self.metrics[name]:.4g}</td><td>{shown}</td></tr>")
-        head = "<tr><th></th><th>value</th><th>95 % interval</th></tr>"
-        return f'<b>{self.tokens:,} tokens</b><table style="text-align: left">{head}{"".join(rows)}</table>'
+            rows[name] = [f"{self.metrics[name]:.4g}", f"{between[0]:.4g} to {between[1]:.4g}" if between else ""]
+        return html_table(f"{self.tokens:,} tokens", rows, ("value", "95 % interval"))
 
 
 def evaluate(sae: TrainedCoder, lm: Model, packer: Packer, config: EvalConfig, sinks: Sinks = ALL_TOKENS) -> Evaluated:

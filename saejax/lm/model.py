@@ -20,6 +20,7 @@ from saejax.core.places import as_place, what_is
 from saejax.core.settings import Settings, setting
 from saejax.lm import checkpoint, decoder, families
 from saejax.lm.conventions import DecoderConfig, shard_params
+from saejax.lm.display import model_html
 from saejax.lm.fetching import fetch_config, fetch_model, fetch_tokenizer
 from saejax.lm.forward import Forward, compiled_forward
 from saejax.lm.gguf import GGUF, as_folder
@@ -104,6 +105,9 @@ class LanguageModel:
 
     def __repr__(self) -> str:
         return self.config.in_one_line(self, self.family, "jax", self.identity.get("dtype", "float32"))
+
+    def _repr_html_(self) -> str:
+        return model_html(self)
 
     @property
     def longest_mixed(self) -> int:

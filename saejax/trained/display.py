@@ -1,6 +1,5 @@
 """A trained coder as a notebook shows it: a table of what it is, and the curves of its training."""
 
-import html
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +7,7 @@ import numpy as np
 
 from saejax.core.errors import DataError
 from saejax.core.figures import COLOURS, blank_figure, panels
+from saejax.core.html_table import html_table
 from saejax.trained.card import facts_and_figures
 
 if TYPE_CHECKING:
@@ -25,8 +25,7 @@ _PANELS = {
 def html_card(title: str, described: Mapping[str, Any]) -> str:
     """The facts and figures of a model card, as one table below a title."""
     facts, figures = facts_and_figures(described)
-    rows = "".join(f"<tr><th>{name}</th><td>{html.escape(text)}</td></tr>" for name, text in (facts | figures).items())
-    return f'<b>{html.escape(title)}</b><table style="text-align: left">{rows}</table>'
+    return html_table(title, {name: [text] for name, text in (facts | figures).items()})
 
 
 def curves(history: Mapping[str, np.ndarray]) -> "Figure":

@@ -1,6 +1,8 @@
 """Models in memory: read into the decoder or run as they are, with weights, tokenizer and identity of their own."""
 
 import copy
+import html
+import re
 import types
 from pathlib import Path
 from typing import Any
@@ -428,4 +430,8 @@ def test_each_kind_of_model_prints_one_line() -> None:
     assert repr(module) == (
         "TorchModel(Plain in memory: Plain, 2 layers, width 16, vocabulary 97, torch on cpu, float32)"
     )
+    for model, point, width in ((demo, "blocks.*.resid_post", 128), (module, "blocks.*.out", 16)):
+        page = model._repr_html_()
+        assert page.startswith(f"<b>{html.escape(repr(model))}</b>") and f"{point} [{width}]" in page
+        assert not re.search(r"\.0\.", page), "layers are shown as one"
     assert repr(ModelPair(demo, demo)) == f"ModelPair(first={demo!r}, second={demo!r})"

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from saejax.core.arrays import as_array
 from saejax.core.config import nearest, typed
 from saejax.core.errors import ConfigError, DataError
+from saejax.lm.display import model_html
 from saejax.lm.forward import Edit, Forward
 from saejax.lm.points import ADDED
 from saejax.lm.rows import WAYS, Chunk, check_ids, is_longer
@@ -118,6 +119,9 @@ class TorchModel:
         weight, family = next(self.module.parameters()), type(self.module).__name__
         dtype = str(weight.dtype).removeprefix("torch.")
         return self.config.in_one_line(self, family, f"torch on {weight.device}", dtype)
+
+    def _repr_html_(self) -> str:
+        return model_html(self)
 
     # ------------------------------------------------------------------------------------------------------ running
 
