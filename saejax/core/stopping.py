@@ -3,7 +3,8 @@
 Python calls the handler of a signal between two bytecodes of the main thread, and these may be the bytecodes of a
 `__del__`, of a callback of the garbage collection or of a weak reference, or of code that catches everything. What is
 raised there is lost. So the handler raises, and a timer looks until the exception has left the command: where it is no
-longer on its way, it is raised again.
+longer on its way, it is raised again. Where what is raised would break a lock, the handler leaves it to the timer:
+`threading.Condition`, which pools, futures, events and queues are made of, takes and gives back its lock in Python.
 """
 
 import contextlib
@@ -16,6 +17,10 @@ from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 _LOOK_SECONDS = 0.1
+_TAKE_OR_GIVE_BACK = frozenset(
+    getattr(threading.Condition, name).__code__
+    for name in ("__enter__", "__exit__", "_release_save", "_acquire_restore")
+)
 
 
 class Stopped(KeyboardInterrupt):
@@ -71,12 +76,15 @@ class Stopping:
         again, self.number = self.number is not None, self.number or number
         signal.setitimer(signal.ITIMER_REAL, _LOOK_SECONDS, _LOOK_SECONDS)
         # A scheduler tells a process more than once; a user who presses Ctrl-C twice does not want to wait.
-        if not self._tells and (not again or number == signal.SIGINT or not _on_its_way()):
+        if self._may_raise(frame) and (not again or number == signal.SIGINT or not _on_its_way()):
             raise Stopped(number, self.answered)
 
     def _look(self, number: int, frame: FrameType | None) -> None:
-        if self.number is not None and not self._tells and not _on_its_way():
+        if self.number is not None and self._may_raise(frame) and not _on_its_way():
             raise Stopped(self.number, self.answered)
+
+    def _may_raise(self, frame: FrameType | None) -> bool:
+        return not self._tells and not _at_a_lock(frame)
 
     def _lost(self, unraisable: Any) -> None:
         """Report what was lost, but for a `Stopped`: it is raised again, once the report is whole."""
@@ -98,6 +106,19 @@ def until_ctrl_c() -> Iterator[None]:
             if error.number != signal.SIGINT:
                 raise
             error.answered()
+
+
+def _at_a_lock(frame: FrameType | None) -> bool:
+    """True where what is raised leaves a condition's lock taken by nobody, or given back twice: all who need it wait
+    for ever, or a RuntimeError takes the place of the signal.
+
+    A condition that waits has given its lock back, and takes it again whatever comes once `gotit` is set.
+    """
+    if frame is None:
+        return False
+    if frame.f_code is threading.Condition.wait.__code__:
+        return "gotit" not in frame.f_locals
+    return frame.f_code in _TAKE_OR_GIVE_BACK
 
 
 def _on_its_way() -> bool:

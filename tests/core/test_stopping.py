@@ -4,12 +4,16 @@ import contextlib
 import gc
 import itertools
 import os
+import queue
 import signal
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
+import numpy as np
 import pytest
 from tiny.covering import rest_in
 from tiny.signalled import Late, late
@@ -180,6 +184,40 @@ def test_the_hook_that_reports_a_finalizer_runs_to_its_end(signalled_before: boo
             Broken()
             works_on()
     assert said == ["a finalizer's own"]
+
+
+@pytest.mark.parametrize("kind", ["semaphore", "event", "queue", "future"])
+def test_a_signal_leaves_no_lock_behind(kind: str) -> None:
+    """The thread of a pool waited for ever for a semaphore's lock, which a signal had left taken."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        semaphore, event, waiting, done = threading.Semaphore(0), threading.Event(), queue.Queue[int](), Future[int]()
+        use, condition = {
+            "semaphore": (lambda: semaphore.acquire(timeout=0), semaphore._cond),
+            "event": (lambda: (event.set(), event.clear(), event.wait(0)), event._cond),
+            "queue": (lambda: (waiting.put(1), waiting.get()), waiting.not_empty),
+            "future": (lambda: done.exception(0) if done.done() else done.set_result(1), done._condition),
+        }[kind]
+        pause = rng.uniform(0, 3e-4)
+        sender = threading.Thread(
+            target=lambda pause=pause: (
+                time.sleep(pause),
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM),
+            )
+        )
+        with contextlib.suppress(Stopped), Stopping():
+            sender.start()
+            end = time.monotonic() + 20
+            while time.monotonic() < end:
+                use()
+            raise AssertionError("the signal was swallowed")
+        sender.join()
+        free: list[bool] = []
+        other = threading.Thread(
+            target=lambda condition=condition, free=free: free.append(condition.acquire(timeout=1))
+        )
+        other.start(), other.join()
+        assert free == [True], "its lock is nobody's"
 
 
 def test_ctrl_c_that_a_shell_has_switched_off_stays_off() -> None:
