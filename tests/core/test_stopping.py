@@ -186,25 +186,41 @@ def test_the_hook_that_reports_a_finalizer_runs_to_its_end(signalled_before: boo
     assert said == ["a finalizer's own"]
 
 
-@pytest.mark.parametrize("kind", ["semaphore", "event", "queue", "future"])
-def test_a_signal_leaves_no_lock_behind(kind: str) -> None:
+def of_semaphore() -> tuple[Callable[[], object], Any]:
+    one: Any = threading.Semaphore(0)
+    return lambda: one.acquire(timeout=0), one._cond
+
+
+def of_event() -> tuple[Callable[[], object], Any]:
+    one: Any = threading.Event()
+    return lambda: (one.set(), one.clear(), one.wait(0)), one._cond
+
+
+def of_queue() -> tuple[Callable[[], object], Any]:
+    one: Any = queue.Queue()
+    return lambda: (one.put(1), one.get()), one.not_empty
+
+
+def of_future() -> tuple[Callable[[], object], Any]:
+    one: Any = Future()
+    one.set_result(1)
+    return lambda: one.result(0), one._condition
+
+
+@pytest.mark.parametrize("kind", [of_semaphore, of_event, of_queue, of_future])
+def test_a_signal_leaves_no_lock_behind(kind: Callable[[], tuple[Callable[[], object], Any]]) -> None:
     """The thread of a pool waited for ever for a semaphore's lock, which a signal had left taken."""
+    main = threading.main_thread().ident
+    assert main is not None
     rng = np.random.default_rng(0)
-    for _ in range(200):
-        semaphore, event, waiting, done = threading.Semaphore(0), threading.Event(), queue.Queue[int](), Future[int]()
-        use, condition = {
-            "semaphore": (lambda: semaphore.acquire(timeout=0), semaphore._cond),
-            "event": (lambda: (event.set(), event.clear(), event.wait(0)), event._cond),
-            "queue": (lambda: (waiting.put(1), waiting.get()), waiting.not_empty),
-            "future": (lambda: done.exception(0) if done.done() else done.set_result(1), done._condition),
-        }[kind]
-        pause = rng.uniform(0, 3e-4)
-        sender = threading.Thread(
-            target=lambda pause=pause: (
-                time.sleep(pause),
-                signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM),
-            )
-        )
+
+    def send(seconds: float) -> None:
+        time.sleep(seconds)
+        signal.pthread_kill(main, signal.SIGTERM)
+
+    for seconds in rng.uniform(0, 3e-4, size=30):
+        (use, condition), free = kind(), list[bool]()
+        sender = threading.Thread(target=send, args=[seconds])
         with contextlib.suppress(Stopped), Stopping():
             sender.start()
             end = time.monotonic() + 20
@@ -212,12 +228,10 @@ def test_a_signal_leaves_no_lock_behind(kind: str) -> None:
                 use()
             raise AssertionError("the signal was swallowed")
         sender.join()
-        free: list[bool] = []
-        other = threading.Thread(
-            target=lambda condition=condition, free=free: free.append(condition.acquire(timeout=1))
-        )
-        other.start(), other.join()
-        assert free == [True], "its lock is nobody's"
+        other = threading.Thread(target=lambda into, lock: into.append(lock.acquire(timeout=1)), args=[free, condition])
+        other.start()
+        other.join()
+        assert free == [True], "nobody gives its lock back"
 
 
 def test_ctrl_c_that_a_shell_has_switched_off_stays_off() -> None:
