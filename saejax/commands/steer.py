@@ -34,9 +34,9 @@ class Steer(SteerSettings, Command, takes="words", answers=True):
         if self.operation not in OPERATIONS:  # before a model is loaded
             raise ConfigError(f"No operation {self.operation!r}.{nearest(self.operation, OPERATIONS)}")
         (sae,), lm = with_model([place], self.model)
-        features(self.feature, sae)
+        latents = features(self.feature, sae)
         how = {name: getattr(self, name) for name in ("operation", "tokens", "temperature", "top_p", "seed")}
-        steered = steer(sae, lm, prompts, self.feature, self.scale, past_end=self.past_end, **how)
+        steered = steer(sae, lm, prompts, latents, self.scale, past_end=self.past_end, **how)
         say(f"{lm.identity['model']}, {sae!r}")
         say(f"latent {self.feature}: {steered[0].change}, at every token but the first")
         for one in steered:
