@@ -30,9 +30,9 @@ from saejax.app.workspace import Workspace
 from saejax.coders import Sites
 from saejax.core.compiled import keep_programs
 from saejax.core.host import keep_memory
-from saejax.plan.devices import HERE, device
-from saejax.plan.estimate import stage_of
-from saejax.plan.outline import Outline, mesh_of
+from saejax.plans.devices import HERE, device
+from saejax.plans.estimate import stage_of
+from saejax.plans.outline import Outline, mesh_of
 from saejax.training import program_of_one
 from saejax.training.profile import step_bytes
 

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 
 from saejax.app.experiment import Experiment
 from saejax.core.amounts import size, span
-from saejax.plan.calibrate import experiment_with
-from saejax.plan.devices import EFFICIENCY, Device, device
-from saejax.plan.estimate import stage_of, virtual_devices
-from saejax.plan.models import shape_of
-from saejax.plan.outline import Outline
-from saejax.plan.stage import StageEstimate
-from saejax.report.table_page import markdown
+from saejax.plans.calibrate import experiment_with
+from saejax.plans.devices import EFFICIENCY, Device, device
+from saejax.plans.estimate import stage_of, virtual_devices
+from saejax.plans.models import shape_of
+from saejax.plans.outline import Outline
+from saejax.plans.stage import StageEstimate
+from saejax.reports.table_page import markdown
 
 HEAD = ("case", "figure", "report", "plan", "why they differ")
 

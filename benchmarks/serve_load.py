@@ -29,7 +29,7 @@ import numpy as np
 from absl import app, flags
 
 from saejax.core.metrics import last_rows
-from saejax.report.feature_table import write_features
+from saejax.reports.feature_table import write_features
 from saejax.runs import Run
 from saejax.serve.descriptions import whole_rows
 from saejax.store import StoreLayout, StoreWriter

@@ -135,7 +135,7 @@ MUTANTS = [
     ),
     *_of(
         "interventions",
-        "interventions/test_interventions interventions/test_patching study/test_study",
+        "interventions/test_interventions interventions/test_patching studies/test_study",
         ("lambda t, g, m: t + g * m", "lambda t, g, m: t + g"),
         ("(jnp.exp(log_p_RV) * (log_p_RV - log_q_RV))", "(jnp.exp(log_q_RV) * (log_q_RV - log_p_RV))"),
         ("np.where(stays_F, 0.0, instead)", "np.where(stays_F, instead, 0.0)"),
@@ -175,8 +175,8 @@ MUTANTS = [
         ("np.arange(1, 101) / 100 * above[-1]", "np.arange(0, 100) / 100 * above[-1]"),
     ),
     *_of(
-        "report",
-        "report/test_report report/test_graph_page report/test_graph_page_input report/test_study_page "
+        "reports",
+        "reports/test_report reports/test_graph_page reports/test_graph_page_input reports/test_study_page "
         "training/test_monitor serve/test_serve_features",
         ("latent = number - diagonal * (diagonal + 1) // 2", "latent = number - diagonal * (diagonal - 1) // 2"),
         ("1e3 * seconds[key] / steps", "seconds[key] / steps"),
@@ -195,8 +195,8 @@ MUTANTS = [
         ("LARGEST_INT = (1 << 31) - 1", "LARGEST_INT = 1 << 31"),
     ),
     *_of(
-        "plan",
-        "plan/test_recommendation plan/test_plan_programs plan/test_laws plan/test_devices plan/test_plan_models",
+        "plans",
+        "plans/test_recommendation plans/test_plan_programs plans/test_laws plans/test_devices plans/test_plan_models",
         ("if stage.device_bytes > ROOM * self.device.memory]", "if stage.device_bytes > self.device.memory]"),
     ),
     *_of(
@@ -230,8 +230,8 @@ MUTANTS = [
         ("jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6", "jnp.mean(x, axis=-1, keepdims=True) + 1e-6"),
     ),
     *_of(
-        "study",
-        "study/test_summary study/test_study study/test_behaviours",
+        "studies",
+        "studies/test_summary studies/test_study studies/test_behaviours",
         ("np.abs(controls) >= abs(effect[0])", "np.abs(controls) < abs(effect[0])"),
         (
             "(place_RS >= 1) & (place_RS <= prompts.last[:, None])",

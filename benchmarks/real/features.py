@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from saejax.report.feature_table import FeatureTable, Search
+from saejax.reports.feature_table import FeatureTable, Search
 from saejax.runs.folder import Run
 
 _COUNT, _PASSAGES, _AROUND = 10, 3, 8

@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.real.packages import MODEL
 from saejax.lm import load_lm
-from saejax.study.behaviours import Pair, drawn
+from saejax.studies.behaviours import Pair, drawn
 
 
 def shares(lm: Any, pairs: list[Pair], window: int) -> tuple[float, np.ndarray]:

@@ -28,7 +28,7 @@ from saejax.core.lease import lease
 from saejax.core.metrics import mend_last_line
 from saejax.core.progress import Progress
 from saejax.parallel import refuse_many
-from saejax.report.explanations import EXPLANATIONS, read_explanations
+from saejax.reports.explanations import EXPLANATIONS, read_explanations
 from saejax.runs.made import differing
 
 # With fewer passages there is nothing to compare: two to explain by and two to judge by.

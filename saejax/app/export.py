@@ -18,8 +18,8 @@ from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_json, replacing, write_json
 from saejax.interop import circuit_tracer_features, delphi, neuronpedia, saedashboard
 from saejax.interop.hooks import layer_of, to_transformer_lens
-from saejax.report.feature_table import read_features
-from saejax.report.read import REPORT
+from saejax.reports.feature_table import read_features
+from saejax.reports.read import REPORT
 from saejax.runs import Run
 from saejax.trained import TrainedCoder
 

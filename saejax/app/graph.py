@@ -29,8 +29,8 @@ from saejax.interop.passages import token_strings
 from saejax.interventions import Interventions, scaled, zero
 from saejax.interventions.metrics import at_tokens
 from saejax.lm import LanguageModel
-from saejax.report.feature_table import read_features
-from saejax.report.graph_page import layer_tables, render_graph
+from saejax.reports.feature_table import read_features
+from saejax.reports.graph_page import layer_tables, render_graph
 from saejax.runs import Run
 from saejax.trained import TrainedCoder
 

@@ -31,7 +31,7 @@ from saejax.prefix.records import Record, fingerprint, read_records
 from saejax.prefix.samples import SampleBatches, encoder_vocab, training_arrays
 from saejax.prefix.trained import TrainedPrefix
 from saejax.prefix.training import PrefixLearner, embedding_rms, prefix_program
-from saejax.report.prefix_page import prefix_tables, render_prefix
+from saejax.reports.prefix_page import prefix_tables, render_prefix
 from saejax.runs import Run, made
 from saejax.runs.provenance import Provenance, verify_provenance
 from saejax.training import Setup, TrainConfig, TrainState, put_on

@@ -29,7 +29,7 @@ from saejax.evals.probing.first_letter import Task, first_letters, refused_coder
 from saejax.evals.probing.last_token import Reader
 from saejax.evals.probing.sparse import Scores, probe_activations, probe_latents, split
 from saejax.lm.forward import apart
-from saejax.report.probes_page import render_probes
+from saejax.reports.probes_page import render_probes
 from saejax.runs import Run
 from saejax.runs.made import differing, digest, refusal
 from saejax.trained import TrainedCoder

@@ -21,7 +21,7 @@ from saejax.fit.learner import Data, Sides, Tell
 from saejax.fit.train import train
 from saejax.fit.trainable import coder_of, refuse_unused
 from saejax.parallel import joined, own_rows
-from saejax.report.truth_page import truth_picture, truth_table, truth_table_of_many
+from saejax.reports.truth_page import truth_picture, truth_table, truth_table_of_many
 from saejax.runs import Run
 from saejax.runs.provenance import Provenance, verify_provenance
 from saejax.trained import TrainedCoder

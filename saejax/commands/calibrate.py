@@ -15,7 +15,7 @@ class Calibrate(Command, takes="words"):
     name: str = setting("here", "What plans call this machine.")
 
     def run(self, line: Line) -> None:
-        from saejax.plan.calibrate import run_calibrate
+        from saejax.plans.calibrate import run_calibrate
 
         line.refuse_words("`saejax calibrate` measures this machine.")
         run_calibrate(self.name)

@@ -60,7 +60,7 @@ class Jobs(Command, takes="either"):
         from saejax.jobs.site import read_site
         from saejax.jobs.slurm import write_scripts
         from saejax.jobs.table import gather
-        from saejax.plan.command import of_jobs
+        from saejax.plans.command import of_jobs
 
         site = read_site(self.site)
         planned = word == "slurm" and self.device

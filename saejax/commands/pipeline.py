@@ -16,7 +16,7 @@ class Pipeline(Command, on_page=True):
 
     def run(self, line: Line) -> int:
         from saejax.app.stages import run_pipeline
-        from saejax.plan.disk_and_memory import check_disk_and_memory
+        from saejax.plans.disk_and_memory import check_disk_and_memory
 
         work = line.workspace()
         if not self.anyway:

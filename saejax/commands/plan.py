@@ -13,7 +13,7 @@ from json import dumps
 from saejax.app.command import Command, Line
 from saejax.core.files import write_json
 from saejax.core.settings import setting
-from saejax.plan.devices import PlanSettings
+from saejax.plans.devices import PlanSettings
 
 
 class Plan(PlanSettings, Command, answers=True):
@@ -22,7 +22,7 @@ class Plan(PlanSettings, Command, answers=True):
 
     def run(self, line: Line) -> int:
         from saejax.app.console import say
-        from saejax.plan.command import content, plan
+        from saejax.plans.command import content, plan
 
         made = plan(line.experiment, self.device, self.devices, self.deadline, self.price)
         figures = content(made.estimates)

@@ -12,8 +12,8 @@ from saejax.app.command import Command, Line
 
 class Preflight(Command, answers=True):
     def run(self, line: Line) -> int:
-        from saejax.plan.command import of_this_machine
-        from saejax.plan.preflight import run_preflight
+        from saejax.plans.command import of_this_machine
+        from saejax.plans.preflight import run_preflight
 
         work = line.workspace()
         return run_preflight(work, of_this_machine(work.experiment))

@@ -14,6 +14,6 @@ from saejax.app.command import Command, Line
 
 class Study(Command):
     def run(self, line: Line) -> int:
-        from saejax.study.run import run_study
+        from saejax.studies.run import run_study
 
         return run_study(line.experiment)

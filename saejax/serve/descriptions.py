@@ -10,8 +10,8 @@ from typing import Any
 
 from saejax.core.files import Stamp, opened, stamp
 from saejax.core.metrics import LARGEST_METRICS
-from saejax.report.read import FILES, read_run
-from saejax.report.summary import summarise
+from saejax.reports.read import FILES, read_run
+from saejax.reports.summary import summarise
 from saejax.runs import Run
 
 # Of all pages of a run those that are shown, and how deep they may lie.

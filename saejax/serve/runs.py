@@ -16,8 +16,8 @@ from saejax.core.errors import SaejaxError
 from saejax.core.files import stamp
 from saejax.core.lease import LOCK
 from saejax.jobs.progress import seconds_left
-from saejax.report.evaluation import failed_of
-from saejax.report.read import read_evaluation
+from saejax.reports.evaluation import failed_of
+from saejax.reports.read import read_evaluation
 from saejax.runs import Reading, Run, Sweep
 from saejax.runs.folder import FIRST, RESERVED
 from saejax.runs.state import state_of, state_of_sweep

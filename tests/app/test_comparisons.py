@@ -12,7 +12,7 @@ from saejax.app.stages.comparisons import comparisons
 from saejax.app.stages.dictionaries import _trained
 from saejax.evals import Documents
 from saejax.evals.intervals import weights
-from saejax.report.dictionaries_page import render_dictionaries
+from saejax.reports.dictionaries_page import render_dictionaries
 
 
 def row(name: str, at: str = "h", fve: float = 0.9) -> dict[str, Any]:

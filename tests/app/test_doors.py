@@ -47,7 +47,7 @@ from saejax.core.rng import stream
 from saejax.core.settings import settings_of
 from saejax.evals.truth import plant
 from saejax.evals.truth.source import PlantedBatches
-from saejax.plan import calibrate
+from saejax.plans import calibrate
 from saejax.store import Statistics, StoreReader
 from saejax.training import TrainConfig, TrainState
 

@@ -27,8 +27,8 @@ from saejax.app.workspace import Workspace
 from saejax.coders import TOPOLOGIES
 from saejax.core.errors import ConfigError, DataError
 from saejax.evals import OF_TRAINING
-from saejax.report import render
-from saejax.report.feature_table import read_features
+from saejax.reports import render
+from saejax.reports.feature_table import read_features
 from saejax.trained import Origin, TrainedCoder
 
 # Bars that a training of seconds clears.

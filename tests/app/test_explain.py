@@ -28,8 +28,8 @@ from saejax.app.stages import run_capture, run_report, run_train
 from saejax.app.workspace import Workspace
 from saejax.commands.explain import Explain
 from saejax.core.errors import ConfigError, DataError
-from saejax.report.explanations import read_explanations
-from saejax.report.feature_table import read_features
+from saejax.reports.explanations import read_explanations
+from saejax.reports.feature_table import read_features
 from saejax.runs import Run
 
 KEY = "sk-secret-0123456789"

@@ -24,7 +24,7 @@ from saejax.commands.graph import Graph as GraphCommand
 from saejax.core.errors import ConfigError, DataError
 from saejax.interventions import Interventions, zero
 from saejax.lm import load_lm
-from saejax.report.feature_table import write_features
+from saejax.reports.feature_table import write_features
 from saejax.runs import Run
 from saejax.trained import Origin, TrainedCoder
 

@@ -453,7 +453,7 @@ def test_a_section_of_a_report_is_one_new_script(tmp_path: Path, tmp_path_factor
 
     addSection(50, ["run"], helloSection);
     """
-    _add(checkout, {"report/section_hello.js": textwrap.dedent(script)})
-    _run(f"from saejax.report import render\nrender({str(run)!r})", tmp_path, checkout)
+    _add(checkout, {"reports/section_hello.js": textwrap.dedent(script)})
+    _run(f"from saejax.reports import render\nrender({str(run)!r})", tmp_path, checkout)
     dom, console = browser.visit((run / "report.html").as_uri())
     assert f'<p id="greeting">Hello, {RUN}</p>' in dom and not console

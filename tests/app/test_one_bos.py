@@ -24,8 +24,8 @@ from saejax.prefix.config import PrefixConfig
 from saejax.prefix.records import Record
 from saejax.prefix.samples import spoken
 from saejax.serve.features import texts
-from saejax.study.baseline import as_prompts
-from saejax.study.behaviours import Pair, unfit
+from saejax.studies.baseline import as_prompts
+from saejax.studies.behaviours import Pair, unfit
 from saejax.text import Source, TextConfig
 from saejax.trained import TrainedCoder
 

@@ -21,7 +21,7 @@ from saejax.app.stages import retries, run_evaluate, run_pipeline
 from saejax.app.workspace import Workspace
 from saejax.core.errors import ConfigError, DataError
 from saejax.evals.attempts import Attempts
-from saejax.report import render
+from saejax.reports import render
 from saejax.runs import Run
 
 # After 60 steps with 8 latents a token no attempt reaches the error; more latents a token come nearer.

@@ -38,7 +38,7 @@ from saejax.core.progress import Progress
 from saejax.core.stopping import Stopped, Stopping
 from saejax.lm import LanguageModel, checkpoint, load_lm
 from saejax.parallel import ParallelConfig, make_mesh
-from saejax.report.feature_table import read_features
+from saejax.reports.feature_table import read_features
 from saejax.runs import Run
 from saejax.store import StoreLayout, StoreReader, StoreWriter, verify
 from saejax.store.norms import norms

@@ -34,7 +34,7 @@ from saejax.core.lease import held
 from saejax.core.metrics import read_metrics
 from saejax.evals import GateConfig
 from saejax.fit.stacked import for_all
-from saejax.report.sweep_page import sweep_picture, sweep_table
+from saejax.reports.sweep_page import sweep_picture, sweep_table
 from saejax.runs import Run
 from saejax.store import Batches, StoreReader
 from saejax.training import EXIT_PREEMPTED, TrainConfig, TrainState

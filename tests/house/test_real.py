@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.real import __main__ as command
 from benchmarks.real import features, packages, texts
-from saejax.report.feature_table import write_features
+from saejax.reports.feature_table import write_features
 from saejax.runs.folder import Run
 
 pytestmark = pytest.mark.ci

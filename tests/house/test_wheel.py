@@ -98,7 +98,7 @@ def test_the_wheel_holds_what_a_user_needs_and_no_more(wheel: Path) -> None:
     configs = {path.name for path in (ROOT / "configs").glob("*.py")}
     assert {f"saejax/experiments/{name}" for name in configs} <= names
     models = {f"lm/{model}/{file}" for model in ("demo", "recall") for file in ("model.safetensors", "tokenizer.json")}
-    needed = {"py.typed", "__main__.py", "report/page.html"} | models
+    needed = {"py.typed", "__main__.py", "reports/page.html"} | models
     assert {f"saejax/{name}" for name in needed} <= names
     package = {path.relative_to(ROOT).as_posix() for path in (ROOT / "saejax").rglob("*") if path.is_file()}
     assert {name for name in package if "__pycache__" not in name} <= names

@@ -1,6 +1,6 @@
 """`configs/models.py`: each published model by its config.json at full size, and its experiment with a shrunk one.
 
-saejax/plan/model_configs.json holds what the models' own config.json say of shapes and conventions, written by hand,
+saejax/plans/model_configs.json holds what the models' own config.json say of shapes and conventions, written by hand,
 and the number of parameters of the published weights.
 """
 

@@ -17,7 +17,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from saejax.evals import Gate
-from saejax.report.feature_table import write_features
+from saejax.reports.feature_table import write_features
 from saejax.runs import Run
 from saejax.serve.application import application
 from saejax.serve.site import Folders, Site

@@ -21,8 +21,8 @@ from tiny.served import RUN, copied
 
 from saejax.core.errors import ConfigError, DataError
 from saejax.evals.attempts import Attempt, Attempts
-from saejax.report.explanations import EXPLANATIONS
-from saejax.report.feature_table import FeatureTable, Search, read_features, write_features
+from saejax.reports.explanations import EXPLANATIONS
+from saejax.reports.feature_table import FeatureTable, Search, read_features, write_features
 from saejax.runs import Run
 from saejax.serve.application import application
 from saejax.serve.caches import Caches

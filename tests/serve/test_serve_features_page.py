@@ -20,7 +20,7 @@ from tiny.browser import CHROMIUM
 from tiny.cdp import Tab, chromium
 from tiny.served import RUN, Served, copied, served
 
-from saejax.report.feature_table import read_features, write_features
+from saejax.reports.feature_table import read_features, write_features
 from saejax.runs import Run
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium or google-chrome on the path")
@@ -370,7 +370,7 @@ def test_a_phone_shows_the_list_then_the_feature_and_comes_back(tab: Tab, site: 
 
 def test_no_script_of_the_page_takes_a_name_of_another() -> None:
     """They share one scope: a second `const` stops a script, a second `function` replaces the first in silence."""
-    folders = [resources.files("saejax.serve.page"), resources.files("saejax.report")]
+    folders = [resources.files("saejax.serve.page"), resources.files("saejax.reports")]
     scripts = re.findall(r'src="/static/([\w.]+)"', folders[0].joinpath("index.html").read_text())
     taken: dict[str, str] = {}
     for script in scripts:

@@ -26,7 +26,7 @@ from saejax.core.lease import held, lease
 from saejax.core.metrics import read_metrics
 from saejax.jobs.job import ENDED, Job, chain
 from saejax.jobs.task import read_starts
-from saejax.plan.devices import VARIABLE, PlanSettings
+from saejax.plans.devices import VARIABLE, PlanSettings
 from saejax.serve.jobs.activations import training
 from saejax.serve.jobs.experiments import requested
 from saejax.serve.jobs.plans import Plans, made_from

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from tiny.served import RUN, copied
 
 from saejax.lm import load_lm
-from saejax.report.feature_table import read_features
+from saejax.reports.feature_table import read_features
 from saejax.runs import Run
 from saejax.serve.application import application
 from saejax.serve.features.provenance import Passage, _that_reads, passages_at

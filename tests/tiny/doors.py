@@ -17,9 +17,9 @@ from saejax.app.sweep.run import run_sweep
 from saejax.app.truth import run_truth
 from saejax.app.workspace import Workspace
 from saejax.coders import Coder
-from saejax.plan.devices import device
-from saejax.plan.estimate import estimates
-from saejax.plan.preflight import run_preflight
+from saejax.plans.devices import device
+from saejax.plans.estimate import estimates
+from saejax.plans.preflight import run_preflight
 from saejax.store import StoreLayout, StoreWriter
 from saejax.training import TrainConfig, TrainState
 from tiny import D_IN, replaced, tiny_experiment
@@ -135,7 +135,7 @@ def truth(e: Experiment) -> None:
 
 def preflight(e: Experiment) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("saejax.plan.preflight.disk_speed", lambda *_: (1e9, 1e9))
+        patch.setattr("saejax.plans.preflight.disk_speed", lambda *_: (1e9, 1e9))
         run_preflight(Workspace(e), ())
 
 

@@ -10,8 +10,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from saejax.report import feature_table
-from saejax.report.feature_table import write_features
+from saejax.reports import feature_table
+from saejax.reports.feature_table import write_features
 
 WORDS = ["a", "B", " the", "Straße", "\n", " ", "ÉTÉ", "</script>", "日本", "x1", "·", "\ud83d", "İ", ".", "self", "\0"]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from saejax.experiment import default_config
-from saejax.study.behaviours import Pair, as_jsonl
+from saejax.studies.behaviours import Pair, as_jsonl
 from saejax.trained import Origin, TrainedCoder
 from tiny.by_hand import coder_of, random_params, sites_of
 

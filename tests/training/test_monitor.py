@@ -12,7 +12,7 @@ from tiny.trainings import assert_same, final, run
 
 from saejax.core.host import processors
 from saejax.core.metrics import read_metrics
-from saejax.report.curves import monitored
+from saejax.reports.curves import monitored
 from saejax.training import Profiler
 from saejax.training.monitor import Growth, Monitor, Waiting, utilisation_of
 

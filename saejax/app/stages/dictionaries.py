@@ -29,7 +29,7 @@ from saejax.evals import OF_TRAINING, Evaluated, Gate, check_gates, ends_well, e
 from saejax.evals.seeds import Trained, over_seeds
 from saejax.interop.hooks import UNKNOWN
 from saejax.parallel import refuse_many
-from saejax.report.dictionaries_page import render_dictionaries
+from saejax.reports.dictionaries_page import render_dictionaries
 from saejax.runs import Run
 from saejax.runs.made import existing
 from saejax.trained import TrainedCoder

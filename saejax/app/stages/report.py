@@ -14,8 +14,8 @@ from saejax.core.config import to_json
 from saejax.core.errors import DataError
 from saejax.core.files import read_json, write_json
 from saejax.parallel import refuse_many
-from saejax.report import render
-from saejax.report.feature_table import FeatureTable, write_features
+from saejax.reports import render
+from saejax.reports.feature_table import FeatureTable, write_features
 from saejax.runs import Run
 from saejax.runs.made import already_done, differing, made
 from saejax.runs.provenance import read_provenance, record_provenance

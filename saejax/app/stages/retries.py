@@ -21,8 +21,8 @@ from saejax.core.files import read_json
 from saejax.evals.attempts import Attempt, Attempts, Changed, best, next_changes
 from saejax.evals.gates import CHANGES, Gate
 from saejax.fit.resolve import check
-from saejax.report import render
-from saejax.report.escalation import remove_escalation, write_escalation
+from saejax.reports import render
+from saejax.reports.escalation import remove_escalation, write_escalation
 from saejax.runs.folder import FIRST, attempt_name
 
 _SETTLED = (

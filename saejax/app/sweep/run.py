@@ -33,7 +33,7 @@ from saejax.fit.stacked import GroupProgram
 from saejax.fit.train import train
 from saejax.fit.trainable import Member
 from saejax.parallel import Process, refuse_many
-from saejax.report.sweep_page import render_sweep, sweep_table
+from saejax.reports.sweep_page import render_sweep, sweep_table
 from saejax.runs import Sweep
 from saejax.runs.made import existing, other_settings
 from saejax.training import Outcome

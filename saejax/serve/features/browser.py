@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from saejax.core.files import Stamp, finite, stamp
-from saejax.report.explanations import EXPLANATIONS, explanations_of
-from saejax.report.feature_table import FeatureTable, Search
+from saejax.reports.explanations import EXPLANATIONS, explanations_of
+from saejax.reports.feature_table import FeatureTable, Search
 from saejax.serve.caches import Cache
 from saejax.serve.features.coders import Dictionaries, Place
 from saejax.serve.features.notes import EVALUATION, NOTES, Note, read_notes, save_note

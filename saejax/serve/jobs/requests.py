@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from saejax.core.settings import Settings, settings_of
-from saejax.plan.devices import PlanSettings
+from saejax.plans.devices import PlanSettings
 
 Name = Annotated[str, StringConstraints(max_length=1024)]
 _Settings = Annotated[dict[Annotated[str, StringConstraints(max_length=200)], Any], Field(max_length=500)]

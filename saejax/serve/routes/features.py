@@ -13,7 +13,7 @@ from saejax.app.experiment import FOREIGN
 from saejax.app.steer_settings import SteerSettings
 from saejax.core.errors import ConfigError
 from saejax.core.files import finite
-from saejax.report.feature_table import Search
+from saejax.reports.feature_table import Search
 from saejax.serve.caches import Caches
 from saejax.serve.features.browser import MOST_ROWS, Browser, Window
 from saejax.serve.features.coders import Dictionaries, Place

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, status
 from saejax.core.config import nearest
 from saejax.core.errors import ConfigError
 from saejax.jobs.job import ENDED
-from saejax.plan.devices import PlanSettings
+from saejax.plans.devices import PlanSettings
 from saejax.runs import Run, Sweep
 from saejax.serve.jobs import form
 from saejax.serve.jobs.activations import training

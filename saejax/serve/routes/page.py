@@ -5,13 +5,13 @@ from importlib import resources
 from fastapi import APIRouter, Response
 from fastapi.responses import FileResponse
 
-from saejax.report.page import section_scripts
+from saejax.reports.page import section_scripts
 from saejax.serve.problems import Problem
 from saejax.serve.site import Site
 
 _KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".png": "image/png"}
 # The page's own files come before those of a report's page.
-_PACKAGES = ("saejax.report", "saejax.serve.page")
+_PACKAGES = ("saejax.reports", "saejax.serve.page")
 # A run's page may hold a script of its own, so it gets an origin of its own, from which it reaches nothing here.
 _SANDBOX = "sandbox allow-scripts allow-popups; frame-ancestors 'self'"
 
