@@ -7,7 +7,12 @@ saejax.features(sae, lm, text)             # the passages that each latent fires
 saejax.evaluate(sae, lm, text)             # L0, FVE, loss recovered
 saejax.steer(sae, lm, prompt, 17)          # what the model writes with latent 17 turned up
 saejax.graph(sae, lm, prompt)              # which features lead to the next token
+saejax.probes(sae, lm, "all")              # what few latents tell about labelled texts
 saejax.convert(place, folder, "saelens")   # another project's format
+saejax.report("runs/quickstart")           # the page of a run
+saejax.plan("models:gpt2", "h100")         # memory, time and cost of an experiment
+saejax.study("study_quickstart")           # from a behaviour to the features that cause it
+saejax.truth("truth")                      # how much of a known truth is found
 """
 
 from typing import TYPE_CHECKING, Any
@@ -20,11 +25,16 @@ if TYPE_CHECKING:
     from saejax.app.graph import graph
     from saejax.app.load import load
     from saejax.app.pretrained import from_pretrained
+    from saejax.app.probes import probes
     from saejax.app.push import push_to_hub
+    from saejax.app.report import report
     from saejax.app.steer import steer
+    from saejax.app.truth import truth
     from saejax.coders import register_sparsity, register_term
     from saejax.experiment import default_config
     from saejax.lm import load_lm
+    from saejax.plans.command import plan
+    from saejax.studies.run import study
     from saejax.trained import TrainedCoder, register_format
 
 __all__ = [
@@ -37,12 +47,17 @@ __all__ = [
     "graph",
     "load",
     "load_lm",
+    "plan",
+    "probes",
     "push_to_hub",
     "register_format",
     "register_sparsity",
     "register_term",
+    "report",
     "steer",
+    "study",
     "train",
+    "truth",
 ]
 
 _HOME = {
@@ -53,6 +68,11 @@ _HOME = {
     "steer": "saejax.app.steer",
     "graph": "saejax.app.graph",
     "convert": "saejax.app.convert",
+    "truth": "saejax.app.truth",
+    "study": "saejax.studies.run",
+    "report": "saejax.app.report",
+    "probes": "saejax.app.probes",
+    "plan": "saejax.plans.command",
     "from_pretrained": "saejax.app.pretrained",
     "push_to_hub": "saejax.app.push",
     "TrainedCoder": "saejax.app.load",  # with the formats that it is saved in

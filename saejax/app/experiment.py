@@ -10,6 +10,7 @@ from typing import Any
 from ml_collections import config_dict
 
 from saejax.analysis import ReportConfig
+from saejax.app import experiments
 from saejax.app.study_config import StudyConfig
 from saejax.app.sweep.config import SweepConfig
 from saejax.attribution import AttributionConfig
@@ -150,12 +151,18 @@ def default_config() -> config_dict.ConfigDict:
     return to_config_dict(Experiment())
 
 
-def experiment(config: config_dict.ConfigDict) -> Experiment:
-    """The boundary: a ConfigDict in, a checked, frozen experiment out.
+def experiment(config: config_dict.ConfigDict | str | Experiment) -> Experiment:
+    """The boundary: settings in, a checked, frozen experiment out.
+
+    Args:
+        config: a ConfigDict, or what --config takes: quickstart, truth:large, mine.py. An experiment stays as it is.
 
     Raises:
-        ConfigError: an unknown key, a value of the wrong type, or settings that cannot be run.
+        ConfigError: an unknown key, a value of the wrong type, or settings that cannot be run; no such experiment.
     """
+    if isinstance(config, Experiment):
+        return config
+    config = experiments.named(config) if isinstance(config, str) else config
     return well_named(from_config_dict(Experiment, config.to_dict()))
 
 

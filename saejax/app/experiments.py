@@ -82,6 +82,12 @@ def settings(experiment_file: ModuleType, preset: str = "") -> config_dict.Confi
     return get_config(preset)
 
 
+def named(text: str) -> config_dict.ConfigDict:
+    """The settings that --config=<text> begins with. Raises ConfigError: as `find` and `settings`."""
+    path, _, preset = find(text).partition(":")
+    return settings(load(path), preset)
+
+
 def find(text: str) -> str:
     """`path[:preset]` for what --config was given: a path, or the name of a shipped experiment.
 

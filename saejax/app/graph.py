@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import hashlib
-import html
 import json
 import re
 from collections import Counter
@@ -22,6 +21,7 @@ from saejax.attribution.influence import influence, pruned, scores
 from saejax.attribution.layers import at_model, layers_of
 from saejax.attribution.prediction import predicted
 from saejax.core.errors import ConfigError
+from saejax.core.html_table import html_frame
 from saejax.core.places import type_in_words
 from saejax.core.progress import Progress
 from saejax.interop.circuit_tracer_features import feature_file
@@ -89,9 +89,7 @@ class PromptGraph:
         )
 
     def _repr_html_(self) -> str:
-        """The page in a frame of its own."""
-        page = html.escape(self.page.read_text(encoding="utf-8"))
-        return f'<iframe srcdoc="{page}" style="width: 100%; height: 640px; border: 0"></iframe>'
+        return html_frame(self.page)
 
 
 def graph(

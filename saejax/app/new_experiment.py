@@ -10,7 +10,7 @@ from typing import Any
 from saejax.app.experiment import Experiment, default_config, experiment
 from saejax.app.experiments import find, load, names, settings
 from saejax.app.experiments import folder as shipped_folder
-from saejax.core.config import to_json
+from saejax.core.config import to_config_dict, to_json
 from saejax.core.errors import ConfigError
 
 _LINE_LENGTH = 110
@@ -85,6 +85,18 @@ def as_file(config: Any, summary: str, example: str) -> str:
         f"{body}\n"
         "    return c\n"
     )
+
+
+def file_of(e: Experiment, summary: str, example: str) -> bytes:
+    """The experiment as a file of literals, so that no text of a request is ever executed.
+
+    Raises:
+        ConfigError: settings that no file can hold.
+    """
+    try:
+        return as_file(to_config_dict(e), summary, example).encode()
+    except UnicodeEncodeError:
+        raise ConfigError("A setting holds half of a letter (a lone surrogate); use UTF-8.") from None
 
 
 def next_command(path: Path) -> str:

@@ -46,9 +46,7 @@ def packed_texts(sae: TrainedCoder, lm: Model, text: str | Sequence[str], door: 
         ConfigError: no dictionary or no model, or the model has no such hook point.
         DataError: no text, or a model of another width.
     """
-    if not isinstance(sae, TrainedCoder):
-        raise ConfigError(f"{door} takes a dictionary and then its model; the first is {type_in_words(sae)}.")
-    named = sae.at(lm)
+    named = at_model(sae, lm, door)
     texts = [text] if isinstance(text, str) or not isinstance(text, Sequence) else list(text)
     if not all(isinstance(one, str) for one in texts):
         raise DataError(f"{door} takes a text or a list of texts, not {shortened(text)}.")
@@ -63,6 +61,13 @@ def packed_texts(sae: TrainedCoder, lm: Model, text: str | Sequence[str], door: 
     bos = not lm.tokenizer.bos_unknown and bool(lm.tokenizer.bos)
     packer = Packer(Source({"sha256": digest}, rows, 1.0), lm.tokenizer, length, prepend_bos=bos)
     return PackedTexts(named, packer, max(1, sum(map(len, lm.tokenizer.encode_many(texts)))), _sinks(sae))
+
+
+def at_model(sae: TrainedCoder, lm: Model, door: str) -> TrainedCoder:
+    """The dictionary with the model's own names for its hook points. Raises: as `packed_texts`."""
+    if not isinstance(sae, TrainedCoder):
+        raise ConfigError(f"{door} takes a dictionary and then its model; the first is {type_in_words(sae)}.")
+    return sae.at(lm)
 
 
 def _sinks(sae: TrainedCoder) -> Sinks:

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jax.sharding import Mesh
+from ml_collections.config_dict import ConfigDict
 
 from saejax.app.console import say
 from saejax.app.dictionaries import dictionaries
-from saejax.app.experiment import Experiment
+from saejax.app.experiment import Experiment, experiment
 from saejax.app.load import load
 from saejax.app.training_folders import RunFolder
 from saejax.coders import TOPOLOGIES, Coder
@@ -20,7 +21,7 @@ from saejax.fit.coders import Coders
 from saejax.fit.learner import Data, Sides, Tell
 from saejax.fit.train import train
 from saejax.fit.trainable import coder_of, refuse_unused
-from saejax.parallel import joined, own_rows
+from saejax.parallel import joined, own_rows, refuse_many
 from saejax.reports.truth_page import truth_picture, truth_table, truth_table_of_many
 from saejax.runs import Run
 from saejax.runs.provenance import Provenance, verify_provenance
@@ -35,6 +36,31 @@ _LACKS = {
 _SLOW = "Samples are drawn more slowly than a step takes them: more CPU cores or a GPU help."
 
 
+def truth(config: ConfigDict | str | Experiment = "truth", sae: TrainedCoder | None = None) -> Scores:
+    """Score a dictionary where the features are known: truth("truth").figures["f1"], or truth("truth", sae)
+
+    It is what `saejax truth` does: trains on planted features and scores the result, in the folder of the experiment's
+    run, where the same call continues. Of a given dictionary nothing is trained and nothing is written.
+
+    Args:
+        config: settings that begin as `shipped("truth")`, or what --config takes.
+        sae: a dictionary to score, of one hook point and of the width `truth.d_in`.
+
+    Raises:
+        ConfigError: settings that cannot be trained on planted features, or would do nothing there.
+        DataError: a run of something else, or a dictionary of another width.
+        KeyboardInterrupt: a signal stopped the training; the same call continues.
+    """
+    e = experiment(config)
+    if sae is not None:
+        return score(sae, plant(e.truth), e.truth.score_samples, shown=True)
+    refuse_many(e.parallel, "saejax.truth")
+    _, scores = _train_and_score(e)
+    if scores is None:
+        raise KeyboardInterrupt("stopped; the same call continues where it was")
+    return scores
+
+
 def run_truth(e: Experiment, words: Sequence[str] | None = None) -> int:
     """Train on the world of an experiment and score the result; with `words` score the dictionaries that they mean.
 
@@ -47,18 +73,23 @@ def run_truth(e: Experiment, words: Sequence[str] | None = None) -> int:
     """
     if words is not None:
         return _score_all(e, plant(e.truth), words)
+    finished, scores = _train_and_score(e)
+    if scores is not None:
+        say(f"truth: {scores.n_samples:,} fresh samples; {e.run.truth.with_suffix('.png')}")
+        say(truth_table(scores))
+    return 0 if finished else EXIT_PREEMPTED
+
+
+def _train_and_score(e: Experiment) -> tuple[bool, Scores | None]:
+    """(whether the training ended, the scores in the first process of those that did)."""
     _refuse_settings(e)
     planted = plant(e.truth)
     materials = PlantedMaterials(e, planted)
     with joined(e.parallel) as process:
         outcome = train(Coders.alone(materials), RunFolder(e, materials.made_from), process, say)
         if outcome is not None and outcome.stopped:
-            return EXIT_PREEMPTED
-        if process.first:
-            scores = _score_and_write(e, planted, load(e.run_dir), e.run_dir)
-            say(f"truth: {scores.n_samples:,} fresh samples; {e.run.truth.with_suffix('.png')}")
-            say(truth_table(scores))
-    return 0
+            return False, None
+        return True, _score_and_write(e, planted, load(e.run_dir), e.run_dir) if process.first else None
 
 
 def _refuse_settings(e: Experiment) -> None:

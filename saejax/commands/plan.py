@@ -22,12 +22,10 @@ class Plan(PlanSettings, Command, answers=True):
 
     def run(self, line: Line) -> int:
         from saejax.app.console import say
-        from saejax.plans.command import content, plan
+        from saejax.plans.command import plan_here
 
-        made = plan(line.experiment, self.device, self.devices, self.deadline, self.price)
-        figures = content(made.estimates)
+        made = plan_here(line.experiment, self)
         if self.out:
-            write_json(self.out, {"fits": made.fits, "estimates": figures, "text": "\n".join(made.lines)})
-        for text in [dumps(figures, indent=2)] if self.json else made.lines:
-            say(text)
+            write_json(self.out, vars(made))
+        say(dumps(made.estimates, indent=2) if self.json else made.text)
         return 0 if made.fits else 1

@@ -1,7 +1,14 @@
-"""A table of facts, as a notebook shows it."""
+"""Tables of facts and whole pages, as a notebook shows them."""
 
 import html
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+def html_frame(page: Path) -> str:
+    """HTML of a page that needs no other file, in a frame of its own."""
+    content = html.escape(page.read_text(encoding="utf-8"))
+    return f'<iframe srcdoc="{content}" style="width: 100%; height: 640px; border: 0"></iframe>'
 
 
 def html_table(title: str, rows: Mapping[str, Sequence[str]], head: Sequence[str] = ()) -> str:

@@ -2,14 +2,23 @@
 
 import dataclasses
 import re
+import subprocess
+import sys
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from saejax.app.experiment import Experiment
-from saejax.core.errors import ConfigError, SaejaxError
+from ml_collections.config_dict import ConfigDict
+
+from saejax.app.experiment import Experiment, experiment
+from saejax.app.new_experiment import file_of
+from saejax.core.errors import ConfigError, DataError, SaejaxError
+from saejax.core.files import read_object, write_bytes
 from saejax.fit.devices import training_mesh
 from saejax.plans import page
-from saejax.plans.devices import HERE, device, devices
+from saejax.plans.devices import HERE, PlanSettings, devices
+from saejax.plans.devices import device as device_named
 from saejax.plans.estimate import OF_STUDY, Estimate, estimate, estimates, virtual_devices
 from saejax.plans.outline import Outline
 from saejax.plans.recommendation import recommend, remedy
@@ -18,30 +27,75 @@ from saejax.plans.stage import StageEstimate
 _UNITS = {"": 1.0, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Plan:
     """Memory, disk, time and cost of an experiment.
 
     Attributes:
-        estimates: for each number of devices.
-        fits: whether one of them can do it, and meets the deadline.
-        lines: the same as a text.
+        fits: whether one number of devices can do it, and meets the deadline.
+        estimates: for each number of devices, in bytes and seconds: "device", "devices", "fits", "stages", ...
+        text: the same in words, with what to take.
     """
 
-    estimates: list[Estimate]
     fits: bool
-    lines: list[str]
+    estimates: list[dict[str, Any]]
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
 
 
-def plan(e: Experiment, name: str, counts: Sequence[int], deadline: str = "", price: float = 0.0) -> Plan:
-    """Plan an experiment on each number of the device `name`; empty: this machine, or its processor.
+def plan(
+    config: ConfigDict | str | Experiment,
+    device: str = PlanSettings.device,
+    devices: Sequence[int] = PlanSettings.devices,
+    deadline: str = PlanSettings.deadline,
+    price: float = PlanSettings.price,
+) -> Plan:
+    """Memory, disk, time and cost of an experiment: plan("models:llama-3-8b", "h100", [1, 8], "12h")
+
+    It is what `saejax plan` says, made in a process of its own: there JAX has as many virtual devices as are wanted.
+    Every step is compiled for them and not run; of the model only config.json is read.
+
+    Args:
+        config: an experiment's settings, or what --config takes.
+        device: its kind: h100, tpu-v5e, cpu, here, ... Empty: this machine as it was measured, or its processor.
+        devices: numbers of them.
+        deadline: the time that all stages may take, as 12h, 90min or 2d.
+        price: of one device for an hour.
 
     Raises:
-        ConfigError: an unknown device, a deadline that is no time, a mesh that does not divide.
+        ConfigError: an unknown device, a deadline that is no time, settings that no file can hold.
+        DataError: all that the command says is wrong, such as a model whose config.json cannot be read.
+    """
+    wanted = PlanSettings(device, tuple(devices), deadline, price)
+    seconds(deadline)
+    if device:
+        device_named(device)
+    text = file_of(experiment(config), "What saejax.plan is about.", "saejax plan")
+    with tempfile.TemporaryDirectory() as folder:
+        file, answer = Path(folder) / "experiment.py", Path(folder) / "plan.json"
+        write_bytes(file, text)
+        words = [f"--{name}={value}" for name, value in vars(wanted).items() if name != "devices"]
+        words += [f"--config={file}", f"--out={answer}", f"--devices={','.join(map(str, devices))}"]
+        ended = subprocess.run(
+            [sys.executable, "-m", "saejax", "plan", *words], capture_output=True, text=True, check=False
+        )
+        if not answer.is_file():
+            raise DataError(ended.stderr.strip().rpartition("\n")[2].removeprefix("error: "))
+        return Plan(**read_object(answer))
+
+
+def plan_here(e: Experiment, wanted: PlanSettings) -> Plan:
+    """Plan an experiment on each number of devices, in this process.
+
+    Raises:
+        ConfigError: an unknown device, a deadline that is no time, a mesh that does not divide, or JAX has started with
+            fewer devices.
         DataError: a model whose config.json cannot be read.
     """
-    longest = seconds(deadline)
-    on = device(name or _default_device())
+    longest, counts = seconds(wanted.deadline), wanted.devices
+    on = device_named(wanted.device or _default_device())
     virtual_devices(max(counts))
     outline = Outline.of(e)
     planned = estimate(outline, on, sorted(set(counts)))
@@ -49,8 +103,8 @@ def plan(e: Experiment, name: str, counts: Sequence[int], deadline: str = "", pr
     unfit = next((each for each in planned if not each.refused and each.over), None)
     remedies = remedy(outline, on, unfit.devices, unfit.over) if unfit and advice.estimate is None else []
     head, below = page.head(e.name, on, outline.models), page.below(planned, advice, remedies)
-    lines = [*head, "\n" + page.estimates_table(planned, price) + "\n", *below]
-    return Plan(planned, bool(advice.estimate), lines)
+    lines = [*head, "\n" + page.estimates_table(planned, wanted.price) + "\n", *below]
+    return Plan(bool(advice.estimate), _as_json(planned), "\n".join(lines))
 
 
 def _default_device() -> str:
@@ -64,7 +118,7 @@ def of_jobs(e: Experiment, name: str, devices: int) -> tuple[StageEstimate, ...]
     Raises:
         ConfigError, DataError: as `plan`.
     """
-    on = device(name)
+    on = device_named(name)
     virtual_devices(devices)
     stages = {stage.stage: stage for stage in estimates(e, on, devices)}
     if e.gates.retries and "train" in stages:
@@ -80,12 +134,12 @@ def of_jobs(e: Experiment, name: str, devices: int) -> tuple[StageEstimate, ...]
 def of_this_machine(e: Experiment) -> tuple[StageEstimate, ...]:
     """The stages on the devices that this process has; empty where they cannot be planned, which others then say."""
     try:
-        return estimates(e, device(_default_device()), training_mesh(e).size)
+        return estimates(e, device_named(_default_device()), training_mesh(e).size)
     except SaejaxError:
         return ()
 
 
-def content(plans: list[Estimate]) -> list[dict[str, Any]]:
+def _as_json(plans: list[Estimate]) -> list[dict[str, Any]]:
     """The estimates as JSON, in bytes and seconds."""
     return [
         {

@@ -10,12 +10,15 @@
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import jax
+from ml_collections.config_dict import ConfigDict
 
 from saejax.app import console
 from saejax.app.dictionaries import dictionaries
-from saejax.app.experiment import Experiment
+from saejax.app.experiment import Experiment, experiment
 from saejax.app.load import load
 from saejax.app.stages import run_pipeline
 from saejax.app.sweep.members import groups as programs
@@ -24,8 +27,9 @@ from saejax.app.sweep.run import run_sweep
 from saejax.app.workspace import Workspace
 from saejax.attribution.layers import at_model, layers_of
 from saejax.coders import Sites
-from saejax.core.errors import ConfigError, DataError
-from saejax.core.files import write_bytes
+from saejax.core.errors import EXIT_PREEMPTED, ConfigError, DataError
+from saejax.core.files import read_object, write_bytes
+from saejax.core.html_table import html_frame
 from saejax.interventions import Interventions
 from saejax.lm import LanguageModel
 from saejax.studies import baseline, effects, graphs, singles
@@ -35,6 +39,49 @@ from saejax.studies.pages import Examined, LoadedStudy, headlines, write_page
 from saejax.studies.record import begin_record, folder_of, record_dictionaries
 from saejax.studies.table import Table
 from saejax.trained import TrainedCoder
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Studied:
+    """A study that was made; a notebook shows its page.
+
+    Attributes:
+        page: study.html; beside it lie the tables as CSV files, and graphs/.
+        summary: the figures on the page: "behaviours", each with baseline, graphs, features and groups, and "refused".
+    """
+
+    page: Path
+    summary: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        return "\n".join(headlines(self.summary))
+
+    def _repr_html_(self) -> str:
+        return html_frame(self.page)
+
+
+def study(config: ConfigDict | str | Experiment) -> Studied:
+    """From behaviours of a language model to the features that cause them: study("study_quickstart")
+
+    It is what `saejax study` does, in the folder of the experiment's run; the same call continues where it was.
+
+    Args:
+        config: settings with a section `study`, or what --config takes.
+
+    Raises:
+        ConfigError: a model that JAX does not run, or dictionaries that do not go together.
+        DataError: the folder holds another study, or no dictionary could be trained.
+        KeyboardInterrupt: a signal stopped the training; the same call continues.
+    """
+    e = experiment(config)
+    code = run_study(e)
+    if code == EXIT_PREEMPTED:
+        raise KeyboardInterrupt("stopped; the same call continues where it was")
+    if _without_dictionaries(e, code):
+        raise DataError(f"{e.run_dir}: dictionaries of the study could not be trained; what is above says why.")
+    folder = folder_of(e)
+    return Studied(folder / "study.html", read_object(folder / "summary.json"))
+
 
 Measured = dict[str, dict[str, Prompts]]  # behaviour -> split
 
@@ -58,7 +105,7 @@ def run_study(e: Experiment) -> int:
     if not named:
         console.say("study: phases 2 and 3, capture and dictionaries")
         code = (run_sweep if e.swept else run_pipeline)(work)
-        if code > 1 or (code and e.swept):  # a signal, or no member trained; failed gates of a run stop nothing
+        if _without_dictionaries(e, code):
             return code
         named = {name: load(source) for name, source in dictionaries([str(e.run_dir)]).items()}
     record_dictionaries(e, named)
@@ -79,6 +126,11 @@ def run_study(e: Experiment) -> int:
         console.say(f"study: {line}")
     console.say(f"study: {folder / 'study.html'}")
     return code
+
+
+def _without_dictionaries(e: Experiment, code: int) -> bool:
+    """A signal came, or no member trained; failed gates of a run stop nothing."""
+    return code > 1 or (bool(code) and e.swept)
 
 
 def _to_be_trained(work: Workspace) -> list[TrainedCoder]:

@@ -10,10 +10,12 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from tiny import ROOT
+from tiny import ROOT, replaced
 
 import saejax
 from saejax.app.experiment import Experiment, default_config, experiment, from_json, to_run_json
+from saejax.app.experiments import shipped
+from saejax.app.new_experiment import file_of
 from saejax.app.stages import run_capture, run_evaluate, run_report, run_train
 from saejax.app.workspace import Workspace
 from saejax.coders import RECIPES
@@ -35,6 +37,17 @@ def test_every_config_passes_the_boundary_and_says_how_it_is_run(name: str) -> N
         assert e.train.steps > 0 and e.name.replace("-", "_").startswith(name)
         # The recipes are documented in their table.
         assert not preset or f"{name}:{preset}" in module.__doc__ or preset in RECIPES
+
+
+def test_an_experiment_is_named_as_on_the_command_line(tmp_path: Path) -> None:
+    """By its name, its preset and its file; doors take what --config takes."""
+    assert experiment("quickstart:tiny") == experiment(shipped("quickstart", "tiny"))
+    e = experiment("quickstart")
+    assert experiment(e) is e
+    (tmp_path / "mine.py").write_bytes(file_of(replaced(e, "train", lr=0.5), "Mine.", "saejax train"))
+    assert experiment(str(tmp_path / "mine.py")).train.lr == 0.5
+    with pytest.raises(ConfigError, match="quickstart"):
+        experiment("quikstart")
 
 
 def test_an_unknown_preset_is_refused_with_the_nearest() -> None:

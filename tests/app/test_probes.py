@@ -12,10 +12,9 @@ import pytest
 from tiny import replaced, tiny_experiment
 
 import saejax
-from saejax.app import probes
 from saejax.app.experiment import Experiment
+from saejax.app.probes import ProbedTexts, run_probes
 from saejax.app.probes import probed as wanted_probes
-from saejax.app.probes import run_probes
 from saejax.app.stages import run_capture, run_dictionaries, run_evaluate, run_train
 from saejax.app.workspace import Workspace
 from saejax.core.errors import ConfigError, DataError
@@ -73,8 +72,8 @@ def test_a_run_is_probed_once_and_a_tiny_model_s_letters_are_refused(
     assert "over 1 data set; one gives no interval" in capsys.readouterr().out
     # Another data set and the letters come beside it; what is there is not fitted again.
     fitted: list[str] = []
-    plain = probes._data_set
-    monkeypatch.setattr(probes, "_data_set", lambda *a: fitted.append(a[-1].name) or plain(*a))
+    plain = ProbedTexts.scores
+    monkeypatch.setattr(ProbedTexts, "scores", lambda *a: fitted.append(a[-1].name) or plain(*a))
     assert run_probes(work, wanted_probes(work.experiment.probes, "all")) == 0
     assert fitted == ["coin"]
     content = json.loads((folder / "probes.json").read_text())
@@ -92,6 +91,28 @@ def test_a_run_is_probed_once_and_a_tiny_model_s_letters_are_refused(
         run_probes(
             Workspace(replaced(work.experiment, "probes", penalty="l2")), wanted_probes(work.experiment.probes, "code")
         )
+
+
+@pytest.mark.ci
+def test_a_program_gets_the_scores_of_the_command(runs: Path) -> None:
+    """Of a run that was probed before or is now, by the same code: the same latents, the same scores."""
+    work = Workspace(made(runs))
+    assert run_probes(work, wanted_probes(work.experiment.probes, "code,first_letter")) == 0
+    content = json.loads((work.experiment.run_dir / "probes.json").read_text())
+    sae = saejax.load(work.experiment.run_dir)
+    keys: Any = {"data": str(runs / "data"), "ks": (1, 2), "words": 300, "max_tokens": 64}
+    probes = saejax.probes(sae, work.lm, "code,first_letter", cache=runs / "other", **keys)
+    known = {key: value for key, value in content["datasets"]["code"].items() if key != "sha256"}
+    assert json.loads(json.dumps(probes.datasets["code"])) == known
+    assert json.loads(json.dumps(probes.first_letter)) == content["first_letter"]
+    assert "code: k 1 " in repr(probes) and "first letters: refused" in repr(probes)
+    assert "activations" in probes._repr_html_() and probes.ks == ["1", "2"]
+    with pytest.raises(ConfigError, match=r"pattern|coad"):
+        saejax.probes(sae, work.lm, "coad", cache=runs / "other", **keys)
+    with pytest.raises(ConfigError, match="kz"):
+        saejax.probes(sae, work.lm, "code", kz=(1,))
+    with pytest.raises(ConfigError, match="takes a dictionary"):
+        saejax.probes(work.lm, sae, "code")  # type: ignore[arg-type]
 
 
 @pytest.mark.ci

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import errno
 import functools
+import html
 import importlib
 import io
 import json
@@ -338,6 +339,17 @@ def test_a_report_has_the_norms_of_the_store_and_says_where_it_cannot(
     run_report(Workspace(e), redo=True)
     assert "norms of the training's store: left out" in capsys.readouterr().out
     assert '"norms":null' in e.run.page.read_text()
+
+
+def test_a_program_gets_the_report_of_a_run(copy: Path) -> None:
+    e = tiny_experiment(copy)
+    page = run_report(Workspace(e)).read_bytes()
+    made = saejax.report(e.run_dir)
+    assert (made.page, made.page.read_bytes()) == (e.run.page, page)
+    assert made.figures == json.loads(e.run.evaluation.read_text())["metrics"] and made.figures["fve"] < 1
+    assert html.escape("<title>") in made._repr_html_() and "report.html" in repr(made)
+    with pytest.raises(DataError, match="nothing"):
+        saejax.report(copy / "nothing")
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "flipped"])

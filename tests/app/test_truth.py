@@ -15,6 +15,7 @@ from saejax.app import experiments
 from saejax.app.experiment import Experiment, experiment
 from saejax.app.truth import run_truth
 from saejax.coders import CoderConfig, Sites, build
+from saejax.core.config import to_config_dict
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError, DataError
 from saejax.evals.truth import PlantedBatches
 
@@ -55,21 +56,36 @@ def test_it_trains_and_scores(trained: Experiment, capsys: pytest.CaptureFixture
     assert json.loads((trained.run_dir / "truth.json").read_text()) == content
 
 
+def test_a_program_gets_the_scores(trained: Experiment) -> None:
+    """Those of the command, of a run that is there and of a dictionary that a program holds."""
+    figures = json.loads((trained.run_dir / "truth.json").read_text())["figures"]
+    sae = saejax.load(trained.run_dir)
+    scores = saejax.truth(trained), saejax.truth(to_config_dict(trained), sae)
+    for one in scores:
+        assert {name: value for name, value in one.figures.items() if np.isfinite(value)} == {
+            name: value for name, value in figures.items() if value is not None
+        }
+    assert "2,000 samples: " in repr(scores[0]) and "<td>" in scores[0]._repr_html_()
+
+
 @pytest.mark.ci
 def test_stopped_amid_it_goes_on_to_the_same_bits(
     trained: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    e, asked = small(tmp_path), PlantedBatches._draw
+    """Of the command by SIGTERM, then of a program by Ctrl-C."""
+    e, asked, stops = small(tmp_path), PlantedBatches._draw, {17: signal.SIGTERM, 27: signal.SIGINT}
 
     def stopping(self: PlantedBatches, step: int) -> Any:
-        if step == 17:
-            os.kill(os.getpid(), signal.SIGTERM)
+        if step in stops:
+            os.kill(os.getpid(), stops.pop(step))
         return asked(self, step)
 
     with monkeypatch.context() as patched:
         patched.setattr(PlantedBatches, "_draw", stopping)
         assert run_truth(e) == EXIT_PREEMPTED
-    assert not (e.run_dir / "truth.json").exists() and saejax.load(e.run_dir).step < 40
+        with pytest.raises(KeyboardInterrupt, match="the same call continues"):
+            saejax.truth(e)
+    assert not stops and not (e.run_dir / "truth.json").exists() and saejax.load(e.run_dir).step < 40
     assert run_truth(e) == 0
     through, resumed = saejax.load(trained.run_dir), saejax.load(e.run_dir)
     for name, value in through.params.items():

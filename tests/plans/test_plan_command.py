@@ -12,6 +12,7 @@ import jax
 import pytest
 from tiny.commands import run_command
 
+import saejax
 from benchmarks.plan_reports import REPORTS, page
 from saejax.app import experiments
 from saejax.app.experiment import Experiment, default_config, experiment
@@ -135,6 +136,30 @@ def test_times_of_deadlines() -> None:
         3600,
         5400,
     ]
+
+
+def test_a_program_gets_the_command_s_plan() -> None:
+    """Made in a process of its own, which may have more devices than this one."""
+    e = made()
+    plan = saejax.plan(to_config_dict(e), "h100", (1, 16), deadline="12h")
+    assert plan.fits and "Take 1 x h100" in repr(plan) and [one["devices"] for one in plan.estimates] == [1, 16]
+    _, text = said(e, json=True, devices=(1,))
+    ours, its = plan.estimates[0], json.loads(text)[0]
+    assert ours["disk_bytes"] == its["disk_bytes"] and ours["seconds"] == pytest.approx(its["seconds"], rel=0.02)
+
+
+def test_a_program_is_told_what_is_wrong(tmp_path: Path) -> None:
+    for wrong, message in (
+        ({"device": "h1000"}, "Unknown device 'h1000'"),
+        ({"deadline": "soon"}, "deadline is 'soon'"),
+        ({"devices": (0,)}, "devices"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            saejax.plan(made(), **wrong)
+    with pytest.raises(ConfigError, match="quickstart"):
+        saejax.plan("quikstart")
+    with pytest.raises(DataError, match=r"config\.json"):
+        saejax.plan(made(lm__model=str(tmp_path), lm__backend="jax"), "h100", (1,))
 
 
 def test_a_batch_size_that_is_to_be_found_is_found_for_the_device() -> None:

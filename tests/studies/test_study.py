@@ -1,6 +1,8 @@
 """A whole study of the demo model with a small random dictionary: its tables, its page, and the same after any stop."""
 
 import csv
+import html
+import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 from tiny.studies import brackets, dictionary, never, small, tables
 
+import saejax
 from saejax.app.experiment import experiment
 from saejax.attribution import Graph, attribute
 from saejax.attribution.prediction import predicted
@@ -86,6 +89,13 @@ def test_the_page_and_its_graphs(whole: Path) -> None:
         assert word in page
     assert "<script" not in page and "http" not in page.replace("http-equiv", "")
     assert (folder / "graphs" / "own-1.html").stat().st_size > 10_000
+
+
+def test_a_program_gets_what_is_on_the_page(whole: Path) -> None:
+    made = saejax.study(config(whole, whole))
+    assert made.summary == json.loads((made.page.parent / "summary.json").read_text())
+    assert repr(made).startswith("own: ") and "never: refused" in repr(made)
+    assert html.escape("<title>") in made._repr_html_() and made.page == whole / "runs/mine/study/study.html"
 
 
 class Killed(BaseException):

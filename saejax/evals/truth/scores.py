@@ -15,6 +15,7 @@ import numpy as np
 
 from saejax.core.bootstrap import middle
 from saejax.core.errors import DataError
+from saejax.core.html_table import html_table
 from saejax.core.progress import Progress
 from saejax.core.rng import stream
 from saejax.evals.centred import about_zero, centred_sums, variance
@@ -202,6 +203,15 @@ class Scores:
     features: dict[str, np.ndarray]
     latents: dict[str, np.ndarray]
     families: int
+
+    def __repr__(self) -> str:
+        figures = ", ".join(f"{name} {value:.4g}" for name, value in self.figures.items())
+        return f"{self.n_samples:,} samples: {figures}"
+
+    def _repr_html_(self) -> str:
+        ends = {name: " to ".join(f"{end:.4g}" for end in pair) for name, pair in self.intervals.items()}
+        rows = {name: (f"{value:.4g}", ends.get(name, "")) for name, value in self.figures.items()}
+        return html_table(f"{self.n_samples:,} samples", rows, ("value", "95 % interval"))
 
     def to_json(self) -> dict[str, Any]:
         """As truth.json has it."""

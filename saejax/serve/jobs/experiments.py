@@ -8,9 +8,8 @@ from typing import Any
 
 from saejax.app import experiments
 from saejax.app.experiment import Experiment, experiment, from_json, read_experiment, well_named
-from saejax.app.new_experiment import as_file
 from saejax.coders import CoderConfig
-from saejax.core.config import nearest, to_config_dict, to_json
+from saejax.core.config import nearest, to_json
 from saejax.core.errors import ConfigError, SaejaxError
 from saejax.runs import Run, Sweep
 from saejax.serve.jobs.places import Allowed, with_allowed_places
@@ -81,18 +80,6 @@ def flat(e: Experiment) -> dict[str, Any]:
             else:
                 values[f"{above}{key}"] = value
     return values
-
-
-def file_of(e: Experiment, summary: str, example: str) -> bytes:
-    """The experiment as a file of literals, so that no text of a request is ever executed.
-
-    Raises:
-        ConfigError: settings that no file can hold.
-    """
-    try:
-        return as_file(to_config_dict(e), summary, example).encode()
-    except UnicodeEncodeError:
-        raise ConfigError("A setting holds half of a letter (a lone surrogate); send UTF-8.") from None
 
 
 def _settings(known: Mapping[str, Path], label: str, preset: str) -> Any:

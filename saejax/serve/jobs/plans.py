@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from saejax.app.experiment import Experiment
+from saejax.app.new_experiment import file_of
 from saejax.core.errors import BusyError, DataError
 from saejax.core.files import read_object, stamp, write_bytes
 from saejax.jobs.job import ENDED, EXPERIMENT, chain
 from saejax.plans.devices import PlanSettings, own_file
 from saejax.plans.devices import device as known_device
 from saejax.runs.made import digest
-from saejax.serve.jobs.experiments import file_of
 from saejax.serve.jobs.queue import Queue
 from saejax.serve.problems import Problem
 from saejax.store.manifest import MANIFEST

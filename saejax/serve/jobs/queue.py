@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from saejax.app.experiment import Experiment
+from saejax.app.new_experiment import file_of
 from saejax.core.errors import EXIT_PREEMPTED, BusyError, DataError, SaejaxError
 from saejax.core.files import write_bytes, writing
 from saejax.core.lease import held
 from saejax.jobs.job import ENDED, EXPERIMENT, JOB, LOG, Job, Stage, chain, read_job, state_of
-from saejax.serve.jobs.experiments import file_of
 from saejax.serve.problems import Problem
 from saejax.serve.site import OWN
 
