@@ -25,6 +25,7 @@ from tiny.browser import CHROMIUM
 from tiny.cdp import chromium
 from tiny.prefixes import small_prefix
 
+import saejax
 from saejax.app import experiments
 from saejax.app.prefix import run_prefix
 from saejax.app.stages import run_capture, run_train
@@ -166,6 +167,13 @@ def test_notebooks_run(notebook: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_cheat_sheet_has_every_command_and_every_function() -> None:
+    text = (ROOT / "docs" / "cheat-sheet.md").read_text(encoding="utf-8")
+    assert [name for name in COMMANDS if not re.search(rf"saejax {name}\b", text)] == []
+    assert [name for name in saejax.__all__ if not re.search(rf"(saejax\.|`){name}\b", text)] == []
+
 
 COMMAND = re.compile(r"\b(?:saejax|python -m launch\.)(?=[ a-z])")
 
