@@ -88,6 +88,39 @@ def script(found: list[Block], path: Path) -> str:
 
 
 @pytest.mark.ci
+@pytest.mark.filterwarnings("ignore")  # of the kernel's own libraries
+def test_a_notebook_s_kernel_completes_names_and_shows_objects(folder: Path) -> None:
+    """As Jupyter does it: keys and doors by the kernel's completion, and HTML of what a cell ends with."""
+    manager, kernel = pytest.importorskip("jupyter_client.manager").start_new_kernel(cwd=str(folder))
+
+    def shown(code: str) -> str:
+        """The HTML of a cell's value."""
+        outputs: list[Any] = []
+        reply = kernel.execute_interactive(code, output_hook=outputs.append, timeout=300)
+        assert reply["content"]["status"] == "ok", reply["content"]
+        (data,) = [one["content"]["data"] for one in outputs if one["msg_type"] == "execute_result"]
+        return str(data["text/html"])
+
+    def completed(code: str) -> list[str]:
+        matches = kernel.complete(code, reply=True, timeout=60)["content"]["matches"]
+        return [match.rpartition(".")[2] for match in matches]
+
+    try:
+        begin = "import saejax\nsae, lm = saejax.load('runs/quickstart'), saejax.load_lm('demo')\nsae"
+        assert "blocks." in shown(begin) and "demo" in shown("lm")
+        assert "<details" in shown("saejax.default_config()")
+        text = "'def area(width, height):\\n    return width * height\\n' * 9"
+        assert "fve" in shown(f"saejax.evaluate(sae, lm, {text})")
+        assert "<code>" in shown(f"saejax.features(sae, lm, {text}, progress=False)")
+        assert "<iframe" in shown("saejax.report('runs/quickstart')")
+        assert {"train", "study", "plan"} <= set(completed("saejax."))
+        assert "d_sae=" in completed("saejax.train(x, d_s") and "W_dec" in completed("sae.W_")
+    finally:
+        kernel.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+@pytest.mark.ci
 @pytest.mark.parametrize("page", [page for page in PAGES if in_process(page) and page.stem != "extending"], ids=name_of)
 def test_python_of_a_page_runs_from_top_to_bottom(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
