@@ -18,7 +18,7 @@ from saejax.capture import CaptureConfig
 from saejax.coders import CoderConfig
 from saejax.coders.parts import to_record, unregistered
 from saejax.core import settings
-from saejax.core.config import differences, from_config_dict, to_config_dict, to_json
+from saejax.core.config import OpenConfig, differences, from_config_dict, to_config_dict, to_json
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_object
 from saejax.core.settings import Settings, section, setting
@@ -146,7 +146,7 @@ class Experiment(Settings):
         return f"{self.stores_dir.rstrip('/')}/{self.store or self.name}/{split}"
 
 
-def default_config() -> config_dict.ConfigDict:
+def default_config() -> OpenConfig:
     """Every key with its default: what an experiment file starts from."""
     return to_config_dict(Experiment())
 

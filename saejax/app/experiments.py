@@ -12,9 +12,7 @@ import textwrap
 from pathlib import Path
 from types import ModuleType
 
-from ml_collections import config_dict
-
-from saejax.core.config import nearest
+from saejax.core.config import OpenConfig, nearest
 from saejax.core.errors import ConfigError
 
 
@@ -30,7 +28,7 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in folder().glob("*.py") if not path.name.startswith("_")))
 
 
-def shipped(name: str, preset: str = "") -> config_dict.ConfigDict:
+def shipped(name: str, preset: str = "") -> OpenConfig:
     """The settings of a shipped experiment, with a preset of it.
 
     Raises:
@@ -66,7 +64,7 @@ def load(path: str | Path) -> ModuleType:
     return loaded
 
 
-def settings(experiment_file: ModuleType, preset: str = "") -> config_dict.ConfigDict:
+def settings(experiment_file: ModuleType, preset: str = "") -> OpenConfig:
     """The settings that `get_config` of a loaded file returns.
 
     Raises:
@@ -82,7 +80,7 @@ def settings(experiment_file: ModuleType, preset: str = "") -> config_dict.Confi
     return get_config(preset)
 
 
-def named(text: str) -> config_dict.ConfigDict:
+def named(text: str) -> OpenConfig:
     """The settings that --config=<text> begins with. Raises ConfigError: as `find` and `settings`."""
     path, _, preset = find(text).partition(":")
     return settings(load(path), preset)

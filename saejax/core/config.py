@@ -44,16 +44,20 @@ def plain(value: Any) -> Any:
     return value.tolist() if is_array else value
 
 
-class _PlainDict(config_dict.ConfigDict):
+class OpenConfig(config_dict.ConfigDict):
     """A ConfigDict that takes `plain` values: by itself it refuses np.int64 for an int and a Path for a str.
 
     A notebook shows it as a list of sections that open.
     """
 
+    if typing.TYPE_CHECKING:  # a section is read like a value, and its settings are set
+
+        def __getattr__(self, name: str) -> Any: ...
+
     def _repr_html_(self) -> str:
         parts = {True: "", False: ""}
         for key, value in self.items():
-            inner = value._repr_html_() if isinstance(value, _PlainDict) else ""
+            inner = value._repr_html_() if isinstance(value, OpenConfig) else ""
             line = f"<code>{html.escape(key)} = {html.escape(repr(value))}</code><br>"
             parts[bool(inner)] += f"<details><summary><b>{key}</b></summary>{inner}</details>" if inner else line
         return f'<div style="margin-left: 1em">{parts[False]}{parts[True]}</div>'
@@ -68,9 +72,9 @@ class _PlainDict(config_dict.ConfigDict):
             raise ConfigError(f"{key} is {value!r}; it must be {kind.__name__}{remedy}.") from None
 
 
-def to_config_dict(value: Any) -> config_dict.ConfigDict:
+def to_config_dict(value: Any) -> OpenConfig:
     """A (nested) dataclass instance as a ConfigDict; None becomes a placeholder of the annotated type."""
-    out = _PlainDict()
+    out = OpenConfig()
     hints = typing.get_type_hints(type(value))
     for field in dataclasses.fields(value):
         item = getattr(value, field.name)
