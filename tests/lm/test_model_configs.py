@@ -37,7 +37,7 @@ from saejax.lm import checkpoint, decoder, list_hook_points
 from saejax.lm.families import ARCHITECTURES
 from saejax.store import StoreReader
 
-PUBLISHED = json.loads((ROOT / "saejax" / "plan" / "model_configs.json").read_text())
+PUBLISHED = json.loads((ROOT / "saejax" / "plans" / "model_configs.json").read_text())
 DEMO = Path(saejax.__file__).parent / "lm" / "demo"
 # Of each model what its papers and cards say: layers, width, heads, heads of keys and values, width of a head, of the
 # MLP, and what the first tokens meet: rotated numbers of a head (0: learned positions), base, activation, residual.

@@ -24,7 +24,7 @@ from saejax.studies.behaviours import BEHAVIOURS
 from saejax.studies.run import run_study
 
 ROOT = Path(__file__).resolve().parents[2]
-PUBLISHED = json.loads((ROOT / "saejax" / "plan" / "model_configs.json").read_text())["qwen2.5-3b-instruct"]["config"]
+PUBLISHED = json.loads((ROOT / "saejax" / "plans" / "model_configs.json").read_text())["qwen2.5-3b-instruct"]["config"]
 WORDS = ["<unk>", *["question", "answer", "is", "are", ".", "?", ",", "what", "how", "many"]]
 
 
