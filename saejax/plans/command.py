@@ -1,6 +1,7 @@
 """Plans of experiments: for `saejax plan`, for jobs, and for the start of a pipeline."""
 
 import dataclasses
+import os
 import re
 import subprocess
 import sys
@@ -78,11 +79,14 @@ def plan(
         write_bytes(file, text)
         words = [f"--{name}={value}" for name, value in vars(wanted).items() if name != "devices"]
         words += [f"--config={file}", f"--out={answer}", f"--devices={','.join(map(str, devices))}"]
-        ended = subprocess.run(
-            [sys.executable, "-m", "saejax", "plan", *words], capture_output=True, text=True, check=False
-        )
+        # A GPU or TPU may be this process's alone, and a plan needs none.
+        environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+        command = [sys.executable, "-m", "saejax", "plan", *words]
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if not answer.is_file():
-            raise DataError(ended.stderr.strip().rpartition("\n")[2].removeprefix("error: "))
+            errors = re.findall(r"^error: (.*)", ended.stderr, re.MULTILINE)
+            unsaid = f"saejax plan ended with exit code {ended.returncode}. {ended.stderr[-2000:]}"
+            raise DataError(errors[-1] if errors else unsaid)
         return Plan(**read_object(answer))
 
 

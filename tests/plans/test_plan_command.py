@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import re
+import shutil
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -148,7 +149,7 @@ def test_a_program_gets_the_command_s_plan() -> None:
     assert ours["disk_bytes"] == its["disk_bytes"] and ours["seconds"] == pytest.approx(its["seconds"], rel=0.02)
 
 
-def test_a_program_is_told_what_is_wrong(tmp_path: Path) -> None:
+def test_a_program_is_told_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong, message in (
         ({"device": "h1000"}, "Unknown device 'h1000'"),
         ({"deadline": "soon"}, "deadline is 'soon'"),
@@ -160,6 +161,9 @@ def test_a_program_is_told_what_is_wrong(tmp_path: Path) -> None:
         saejax.plan("quikstart")
     with pytest.raises(DataError, match=r"config\.json"):
         saejax.plan(made(lm__model=str(tmp_path), lm__backend="jax"), "h100", (1,))
+    monkeypatch.setattr("sys.executable", shutil.which("false"))
+    with pytest.raises(DataError, match=r"ended with exit code 1"):
+        saejax.plan(made(), "h100", (1,))
 
 
 def test_a_batch_size_that_is_to_be_found_is_found_for_the_device() -> None:
