@@ -43,12 +43,9 @@ class Line:
 
     def workspace(self) -> Any:
         """The `Workspace` of --config. Raises ConfigError for an experiment that trains a prefix and no coder."""
-        from saejax.app.training_folders import as_begun
-        from saejax.app.workspace import Workspace, refuse_prefix
+        from saejax.app.training_folders import open_workspace
 
-        e = self.experiment
-        refuse_prefix(e)
-        return Workspace(as_begun(e))
+        return open_workspace(self.experiment)
 
     def refuse_words(self, remedy: str) -> None:
         """Raise ConfigError where there are words: the command takes none."""

@@ -21,7 +21,7 @@ from saejax.attribution.influence import influence, pruned, scores
 from saejax.attribution.layers import at_model, layers_of
 from saejax.attribution.prediction import predicted
 from saejax.core.errors import ConfigError
-from saejax.core.html_table import html_frame
+from saejax.core.notebook import html_frame
 from saejax.core.places import type_in_words
 from saejax.core.progress import Progress
 from saejax.interop.circuit_tracer_features import feature_file

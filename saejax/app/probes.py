@@ -19,12 +19,12 @@ from saejax.app import console
 from saejax.app.dictionaries import dictionaries
 from saejax.app.run_coders import coder_at
 from saejax.app.stages.evaluate import finished_run
-from saejax.app.texts import at_model
+from saejax.app.texts import at_model, has_bos
 from saejax.app.workspace import Workspace
 from saejax.core.config import from_config_dict
 from saejax.core.errors import ConfigError, DataError, SaejaxError
 from saejax.core.files import read_json, write_json
-from saejax.core.html_table import html_table
+from saejax.core.notebook import html_table
 from saejax.core.progress import Progress
 from saejax.evals.probing.compare import difference, mean_over
 from saejax.evals.probing.config import ProbesConfig
@@ -109,8 +109,7 @@ def probes(
     """
     named, config = at_model(sae, lm, "probes"), from_config_dict(ProbesConfig, settings)
     wanted, tasks = probed(config, datasets), dict[str, Task | str]()
-    bos = not lm.tokenizer.bos_unknown and bool(lm.tokenizer.bos)
-    texts = ProbedTexts(lm, config, bos, str(lm.identity.get("dtype", "float32")), Path(cache))
+    texts = ProbedTexts(lm, config, has_bos(lm), str(lm.identity.get("dtype", "float32")), Path(cache))
     scores = {}
     with Progress("probe", len(wanted.files), unit="data sets") as progress:
         for name, path in wanted.files.items():

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from saejax.app.run_coders import experiment_of
 from saejax.app.stages.report import run_report
-from saejax.app.workspace import Workspace
+from saejax.app.training_folders import open_workspace
 from saejax.core.files import read_object
-from saejax.core.html_table import html_frame
+from saejax.core.notebook import html_frame
 from saejax.runs import Run
 
 
@@ -42,9 +42,9 @@ def report(run: str | os.PathLike[str], *, redo: bool = False) -> Report:
         redo: make the features again although they are there.
 
     Raises:
+        ConfigError: the run is of a prefix and no coder.
         DataError: no such run, no finished training, or held-out text that is another one than it was.
     """
-    e = experiment_of(Path(run))
-    page = run_report(Workspace(e), redo)
+    page = run_report(open_workspace(experiment_of(Path(run))), redo)
     evaluation = Run(page.parent).evaluation
     return Report(page, read_object(evaluation)["metrics"] if evaluation.is_file() else {})

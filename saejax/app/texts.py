@@ -58,9 +58,13 @@ def packed_texts(sae: TrainedCoder, lm: Model, text: str | Sequence[str], door: 
 
     digest = hashlib.sha256("\0".join(texts).encode(errors="surrogatepass")).hexdigest()
     length = min(_LONGEST_ROW, lm.config.context_length)
-    bos = not lm.tokenizer.bos_unknown and bool(lm.tokenizer.bos)
-    packer = Packer(Source({"sha256": digest}, rows, 1.0), lm.tokenizer, length, prepend_bos=bos)
+    packer = Packer(Source({"sha256": digest}, rows, 1.0), lm.tokenizer, length, prepend_bos=has_bos(lm))
     return PackedTexts(named, packer, max(1, sum(map(len, lm.tokenizer.encode_many(texts)))), _sinks(sae))
+
+
+def has_bos(lm: Model) -> bool:
+    """Whether texts of a program get the model's bos: where it is known to have one."""
+    return not lm.tokenizer.bos_unknown and bool(lm.tokenizer.bos)
 
 
 def at_model(sae: TrainedCoder, lm: Model, door: str) -> TrainedCoder:

@@ -11,6 +11,7 @@ from saejax.app.console import keep_quiet, say
 from saejax.app.experiment import Experiment, refuse_other_run, to_run_json
 from saejax.app.extras import refuse_untrainable
 from saejax.app.sweep.members import decided
+from saejax.app.workspace import Workspace, refuse_prefix
 from saejax.checkpoints import Checkpoints
 from saejax.core import environment
 from saejax.core.config import to_json
@@ -43,6 +44,16 @@ def as_begun(e: Experiment) -> Experiment:
     if e.train.batch_size and e.train.lr:
         return e
     return dataclasses.replace(e, train=with_numbers(e.train, open_numbers(e.run)))
+
+
+def open_workspace(e: Experiment) -> Workspace:
+    """The workspace of an experiment as its run was begun.
+
+    Raises:
+        ConfigError: it trains a prefix and no coder.
+    """
+    refuse_prefix(e)
+    return Workspace(as_begun(e))
 
 
 @dataclasses.dataclass

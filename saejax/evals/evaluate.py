@@ -14,7 +14,7 @@ import numpy as np
 from saejax.capture import ALL_TOKENS, Sinks, finite
 from saejax.coders import Coder, Sites
 from saejax.core.errors import DataError
-from saejax.core.html_table import html_table
+from saejax.core.notebook import html_table
 from saejax.core.progress import Progress
 from saejax.core.settings import Settings, setting
 from saejax.evals.breakdown import ReadText

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from saejax.core.html_table import html_table
+from saejax.core.notebook import html_table
 
 _MOST_KINDS = 24
 

@@ -29,7 +29,7 @@ from saejax.attribution.layers import at_model, layers_of
 from saejax.coders import Sites
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError, DataError
 from saejax.core.files import read_object, write_bytes
-from saejax.core.html_table import html_frame
+from saejax.core.notebook import html_frame
 from saejax.interventions import Interventions
 from saejax.lm import LanguageModel
 from saejax.studies import baseline, effects, graphs, singles

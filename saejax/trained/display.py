@@ -7,7 +7,7 @@ import numpy as np
 
 from saejax.core.errors import DataError
 from saejax.core.figures import COLOURS, blank_figure, panels
-from saejax.core.html_table import html_table
+from saejax.core.notebook import html_table
 from saejax.trained.card import facts_and_figures
 
 if TYPE_CHECKING:

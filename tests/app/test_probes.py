@@ -18,6 +18,7 @@ from saejax.app.probes import probed as wanted_probes
 from saejax.app.stages import run_capture, run_dictionaries, run_evaluate, run_train
 from saejax.app.workspace import Workspace
 from saejax.core.errors import ConfigError, DataError
+from saejax.evals.probing.last_token import Reader
 from saejax.trained import TrainedCoder
 
 pytest.importorskip("sklearn.linear_model", exc_type=ImportError)
@@ -94,7 +95,7 @@ def test_a_run_is_probed_once_and_a_tiny_model_s_letters_are_refused(
 
 
 @pytest.mark.ci
-def test_a_program_gets_the_scores_of_the_command(runs: Path) -> None:
+def test_a_program_gets_the_scores_of_the_command(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a run that was probed before or is now, by the same code: the same latents, the same scores."""
     work = Workspace(made(runs))
     assert run_probes(work, wanted_probes(work.experiment.probes, "code,first_letter")) == 0
@@ -112,7 +113,11 @@ def test_a_program_gets_the_scores_of_the_command(runs: Path) -> None:
     with pytest.raises(ConfigError, match="kz"):
         saejax.probes(sae, work.lm, "code", kz=(1,))
     with pytest.raises(ConfigError, match="takes a dictionary"):
-        saejax.probes(work.lm, sae, "code")  # type: ignore[arg-type]
+        saejax.probes(work.lm, sae, "code")  # type: ignore[arg-type]  # in the wrong order, as a user may
+    # What the command has read is not read again.
+    monkeypatch.setattr(Reader, "_run", None)
+    again = saejax.probes(sae, saejax.load_lm("demo"), "code", cache=runs / "runs" / ".probes", **keys)
+    assert again.datasets == probes.datasets
 
 
 @pytest.mark.ci

@@ -14,6 +14,7 @@ from tiny import ROOT
 # extending.md holds files of their own, which test_docs runs.
 PAGES = [ROOT / "README.md", *(p for p in sorted((ROOT / "docs").rglob("*.md")) if p.stem != "extending")]
 CODE = re.compile(r"^```(?:python|\{code-cell\} ipython3)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# Not among the packages of `dev`: with its Node it takes 309 MB, and mypy checks the same pages below.
 PYRIGHT = shutil.which("pyright") or shutil.which("basedpyright")
 # Functions of a page stand without annotations; all else is --strict. Of other packages' stubs nothing is asked.
 STRICT = ("--strict", "--allow-untyped-defs", "--allow-untyped-calls", "--ignore-missing-imports")

@@ -15,7 +15,7 @@ import numpy as np
 
 from saejax.core.bootstrap import middle
 from saejax.core.errors import DataError
-from saejax.core.html_table import html_table
+from saejax.core.notebook import html_table
 from saejax.core.progress import Progress
 from saejax.core.rng import stream
 from saejax.evals.centred import about_zero, centred_sums, variance
