@@ -63,7 +63,7 @@ def packed_texts(sae: TrainedCoder, lm: Model, text: str | Sequence[str], door: 
 
 
 def has_bos(lm: Model) -> bool:
-    """Whether texts of a program get the model's bos: where it is known to have one."""
+    """Texts of a program get the model's bos: it is known to have one."""
     return not lm.tokenizer.bos_unknown and bool(lm.tokenizer.bos)
 
 
