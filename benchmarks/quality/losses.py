@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.quality.runs import HERE, TRAINERS, Row, read
+from benchmarks.quality.runs import HERE, TRAINERS, Row, dictionary_of, read
 from benchmarks.quality.sets import DataSet
 from benchmarks.quality.table import Cell, cells, loss_table, rows_of
 from saejax.app.workspace import Workspace
@@ -103,8 +103,7 @@ def measure_losses(data: DataSet, results: Sequence[Row], ends: float) -> None:
     for row in missing:
         if text is None or time.monotonic() > ends:
             return
-        started, folder = time.perf_counter(), data.dictionary(row["key"])
-        assert folder is not None, f"dictionaries of {data.name} are not kept"
+        folder, started = dictionary_of(data, row), time.perf_counter()
         found = text.line(load_dictionary(folder, (data.hook_point,)))
         line = {name: row[name] for name in ("key", "set", "family", "trainer", "target", "seed", "lr", "dead_share")}
         line |= {"l0": row["l0"], "fve": found.pop("fve"), "l0_of_text": found.pop("l0")}

@@ -21,7 +21,7 @@ import numpy as np
 from absl import app, flags
 
 from benchmarks.quality.losses import shown
-from benchmarks.quality.runs import HERE, TRAINERS, Row, read
+from benchmarks.quality.runs import HERE, TRAINERS, Row, dictionary_of, read
 from benchmarks.quality.sets import SETS, DataSet
 from benchmarks.quality.table import NAMES, RESAMPLES
 from saejax.app.workspace import Workspace
@@ -57,8 +57,7 @@ def main(_: list[str]) -> None:
     _write_activations(data, texts, hook, out)
     scores: Scores = {}
     for row in _chosen(data):
-        folder = data.dictionary(row["key"])
-        assert folder is not None, f"dictionaries of {data.name} are not kept"
+        folder = dictionary_of(data, row)
         started, sae = time.perf_counter(), load_dictionary(folder, (data.hook_point,))
         encoder = SimpleNamespace(encode=lambda x, sae=sae: torch.tensor(sae.encode(x.numpy())))
         for (dataset, k), auc in probed(encoder, folder.name, hook, out, list(texts), ks).items():

@@ -82,7 +82,7 @@ class DataSet:
             np.save(path, np.concatenate(epochs)[: self.tokens])
         return path
 
-    def prepare(self, stores: str) -> None:
+    def prepare(self, stores: str = "stores") -> None:
         """Write the arrays, if they are not there."""
         if (self.folder / "groups.npy").exists():
             return
