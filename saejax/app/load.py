@@ -107,7 +107,8 @@ def _origin(run: Run, step: int, tokens: int) -> Origin:
     version = str(packages.get("saejax") or "") if isinstance(packages, dict) else ""
     model, revision, tokenizer = (str(lm.get(key) or "") for key in ("model", "revision", "tokenizer_sha256"))
     notes = (f"{run.path.name} of {run.path.parent}, by gates.retries",) if run.is_attempt else ()
-    return Origin(model, revision, tokenizer, text, tokens, step, str(run.path), version, notes)
+    centred = bool(lm.get("center_writing_weights")) if lm else None
+    return Origin(model, revision, tokenizer, text, tokens, step, str(run.path), version, notes, centred)
 
 
 def _figures(run: Run, step: int, sae: TrainedCoder) -> dict[str, float]:

@@ -22,7 +22,8 @@ from saejax.evals.intervals import resample_interval, weights
 from saejax.fit.devices import training_mesh, watches_of
 from saejax.fit.learner import Ready, Tell
 from saejax.fit.train import train
-from saejax.lm import LanguageModel, load_lm, load_tokenizer
+from saejax.lm import LanguageModel, load_tokenizer
+from saejax.lm.pair import load_models
 from saejax.parallel import joined, own_rows
 from saejax.prefix.encoder import Encoder
 from saejax.prefix.evaluation import METRICS, Answered, evaluate_prefix
@@ -143,14 +144,7 @@ class PrefixTraining:
         for model, revision in ((e.lm.model, e.lm.revision), (e.prefix.second, e.prefix.second_revision)):
             if not model:
                 continue
-            lm = load_lm(
-                model,
-                revision=revision,
-                dtype=e.lm.dtype,
-                backend=e.lm.backend,
-                device=e.lm.device,
-                mesh=self.mesh,
-            )
+            lm = load_models(dataclasses.replace(e.lm, model=model, revision=revision, second=""), self.mesh)
             if not isinstance(lm, LanguageModel):
                 raise ConfigError(f"{model} runs in PyTorch, and a prefix is trained through models in JAX alone.")
             name = Path(model).name

@@ -1,5 +1,6 @@
 """`saejax.from_pretrained`: a published dictionary by the names that SAELens gives it."""
 
+import dataclasses
 import importlib.util
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ from saejax.app.load import load
 from saejax.core.config import nearest, typed
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_bounded
+from saejax.interop.formats.saelens import centring_said
 from saejax.trained import TrainedCoder
 
 _TABLE, _LARGEST_TABLE = "pretrained_saes.yaml", 64 << 20
@@ -31,15 +33,18 @@ def from_pretrained(release: str, sae_id: str = "", *, revision: str = "") -> Tr
         DataError: the hub does not answer, or the files are of no format that saejax reads (`saejax formats`).
     """
     release, sae_id = typed(str, release, "from_pretrained: release"), typed(str, sae_id, "from_pretrained: sae_id")
-    repo, folder = release, sae_id
+    repo, folder, centring = release, sae_id, None
     if "/" not in release:
-        repo, folder = _place(release, sae_id)
+        repo, folder, centring = _place(release, sae_id)
     at = f"@{revision.replace('/', '%2F')}" if revision else ""
-    return load(f"hf://{repo}{at}" + (f"/{folder.strip('/')}" if folder.strip("/") else ""))
+    sae = load(f"hf://{repo}{at}" + (f"/{folder.strip('/')}" if folder.strip("/") else ""))
+    if centring is None:
+        return sae
+    return dataclasses.replace(sae, origin=dataclasses.replace(sae.origin, center_writing_weights=centring))
 
 
-def _place(release: str, sae_id: str) -> tuple[str, str]:
-    """(repository, folder) of a release and id in SAELens's table."""
+def _place(release: str, sae_id: str) -> tuple[str, str, bool | None]:
+    """(repository, folder, whether its model had centred weights) of a release and id in SAELens's table."""
     spec = importlib.util.find_spec("sae_lens")
     paths = [Path(folder) / _TABLE for folder in (spec.submodule_search_locations if spec else None) or ()]
     table = next((path for path in paths if path.is_file()), None)
@@ -56,4 +61,5 @@ def _place(release: str, sae_id: str) -> tuple[str, str]:
         raise DataError(f"{table} cannot be read ({type(error).__name__}). Install sae-lens again.") from None
     if sae_id not in folders:
         raise ConfigError(f"The release {release} has no {sae_id!r}.{nearest(sae_id, folders, listed=not sae_id)}")
-    return repo, folders[sae_id]
+    overrides = known.get("config_overrides")
+    return repo, folders[sae_id], centring_said(overrides if isinstance(overrides, dict) else {})

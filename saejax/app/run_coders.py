@@ -18,7 +18,8 @@ from saejax.capture import store_identity
 from saejax.core.config import to_json
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import finite, read_object
-from saejax.lm import LanguageModel, LMConfig, load_lm
+from saejax.lm import LanguageModel, LMConfig
+from saejax.lm.pair import load_models
 from saejax.runs import Run, differing
 from saejax.runs.made import listed
 from saejax.runs.shape import fault
@@ -115,7 +116,7 @@ def with_model(places: Sequence[str], model: str = "") -> tuple[list[TrainedCode
             {place: sae.origin.model for place, sae in zip(places, saes, strict=True)}, "--model=NAME"
         )
     c = model_config(places[0], saes[0], model)
-    lm = load_lm(c.model, revision=c.revision, dtype=c.dtype, backend=c.backend, device=c.device)
+    lm = load_models(dataclasses.replace(c, second=""))
     if not isinstance(lm, LanguageModel):
         raise ConfigError(
             f"{lm.identity['model']} is run by PyTorch; this needs a model that JAX runs (lm.backend=jax)."
@@ -146,9 +147,9 @@ def model_config(place: str, sae: TrainedCoder, model: str = "") -> LMConfig:
         ConfigError: it is not said which.
     """
     if model:
-        return LMConfig(model)
+        return dataclasses.replace(sae.origin.lm, model=model, revision="")
     if Run(Path(place)).exists or Run(Path(place)).is_dictionary:
         return experiment_of(place).lm
     if not sae.origin.model:
         raise ConfigError(f"{place} does not say which language model it belongs to: --model=owner/name")
-    return LMConfig(sae.origin.model, sae.origin.revision)
+    return sae.origin.lm

@@ -24,9 +24,8 @@ from saejax.core.errors import ConfigError, DataError
 from saejax.fit.devices import lm_mesh
 from saejax.fit.learner import Data, Sides, Tell
 from saejax.fit.trainable import coder_of, refuse_unused
-from saejax.lm import load_lm
 from saejax.lm.forward import Model
-from saejax.lm.pair import ModelPair
+from saejax.lm.pair import load_models
 from saejax.parallel import own_rows
 from saejax.runs.provenance import STORES, Provenance, verify_provenance
 from saejax.store import Batches, BatchSource, StoreReader
@@ -78,12 +77,7 @@ class Workspace:
             # have fewer devices than the training had. Each joined process has the whole model for its own work.
             mesh = self.experiment.capture.mesh or self.experiment.parallel.mesh
             spread = mesh and mesh[1] > 1 and jax.process_count() == 1
-            how: dict[str, Any] = {"dtype": config.dtype, "backend": config.backend, "device": config.device}
-            how["mesh"] = lm_mesh(self.experiment) if spread else None
-            lm: Model = load_lm(config.model, revision=config.revision, **how)
-            if config.second:
-                lm = ModelPair(lm, load_lm(config.second, revision=config.second_revision, **how))
-            self.loaded[config] = lm
+            self.loaded[config] = load_models(config, lm_mesh(self.experiment) if spread else None)
         model: Model = self.loaded[config]
         return model
 

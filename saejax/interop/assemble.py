@@ -35,6 +35,7 @@ def assemble(
     k: int | None = None,
     model: str = "",
     notes: tuple[str, ...] = (),
+    centring: bool | None = None,
 ) -> TrainedCoder:
     """The coder with these parameters, float32: saejax's names and layouts, for raw activations.
 
@@ -46,6 +47,7 @@ def assemble(
         k: of sparsities that keep k latents.
         model: the language model.
         notes: for people, one sentence each.
+        centring: `Origin.center_writing_weights`.
 
     Raises:
         DataError: a shape or a number that no such coder has; names the file.
@@ -78,7 +80,9 @@ def assemble(
     except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise DataError(f"{path} does not describe a dictionary ({error}).") from None
     params = _checked_params(path, arrays, jax.eval_shape(coder.init, jax.random.key(0)), f"{topology} with {sparsity}")
-    return TrainedCoder(coder, params, places, Origin(model, source=str(path), saejax="", notes=notes))
+    return TrainedCoder(
+        coder, params, places, Origin(model, source=str(path), saejax="", notes=notes, center_writing_weights=centring)
+    )
 
 
 def _checked_params(

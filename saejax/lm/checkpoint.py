@@ -156,7 +156,7 @@ def _places(
     if config.tied_embeddings:
         embedding, head = find("W_E"), find("W_U")
         if embedding and head and not files.are_equal(embedding, head):
-            config = dataclasses.replace(config, tied_embeddings=False)
+            config = config.untied()
         used = {head} if head else set()
     for path, parameter in leaves(config):
         key, block = _key_and_block(path)

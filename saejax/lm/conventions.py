@@ -213,6 +213,10 @@ class DecoderConfig(DecoderPoints):
         """`ropes`, one for each layer; None: learned positions, or none."""
         return self.ropes or (self.rope,) * self.n_layer
 
+    def untied(self) -> "DecoderConfig":
+        """The same with an unembedding of its own."""
+        return dataclasses.replace(self, tied_embeddings=False)
+
     def of_first(self, n_layer: int) -> "DecoderConfig":
         """The model of its first layers."""
         return dataclasses.replace(self, n_layer=n_layer, **{x: getattr(self, x)[:n_layer] for x in _BY_LAYER})

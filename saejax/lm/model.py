@@ -19,6 +19,7 @@ from saejax.core.files import read_json
 from saejax.core.places import as_place, what_is
 from saejax.core.settings import Settings, setting
 from saejax.lm import checkpoint, decoder, families
+from saejax.lm.centring import centred
 from saejax.lm.conventions import DecoderConfig, shard_params
 from saejax.lm.display import model_html
 from saejax.lm.fetching import fetch_config, fetch_model, fetch_tokenizer
@@ -83,6 +84,11 @@ class LMConfig(Settings, section="lm"):
         "",
         "Where torch runs the model, as in cpu, cuda or cuda:1. Empty: the GPU where PyTorch sees one.",
         decides=False,
+    )
+    center_writing_weights: bool = setting(
+        False,
+        "The residual stream less its mean over d_model, as TransformerLens's from_pretrained gives it by default. The "
+        "logits stay. For dictionaries that were trained so, as SAELens's gpt2-small-res-jb; LayerNorm models in JAX.",
     )
 
 
@@ -220,6 +226,7 @@ def load_lm(
     device: str = "",
     mesh: Mesh | None = None,
     context_length: int = 0,
+    center_writing_weights: bool = False,
 ) -> LanguageModel: ...
 @overload
 def load_lm(
@@ -232,6 +239,7 @@ def load_lm(
     device: str = "",
     mesh: Mesh | None = None,
     context_length: int = 0,
+    center_writing_weights: bool = False,
 ) -> TorchModel: ...
 @overload
 def load_lm(
@@ -244,6 +252,7 @@ def load_lm(
     device: str = "",
     mesh: Mesh | None = None,
     context_length: int = 0,
+    center_writing_weights: bool = False,
 ) -> LanguageModel | TorchModel: ...
 def load_lm(
     model: Any = "demo",
@@ -255,6 +264,7 @@ def load_lm(
     device: str = "",
     mesh: Mesh | None = None,
     context_length: int = 0,
+    center_writing_weights: bool = False,
 ) -> LanguageModel | TorchModel:
     """The language model that `model` names or is.
 
@@ -266,7 +276,7 @@ def load_lm(
             knows it is read into the decoder, and its logits are compared; any other runs as it is, watched by hooks.
         tokenizer: of a module: a fast tokenizer of transformers, one of the package tokenizers, or what names a model
             with one. None: the `tokenizer` that the module or its wrapper has; without one it takes ids alone.
-        revision, device, backend: as in `LMConfig`.
+        revision, device, backend, center_writing_weights: as in `LMConfig`.
         dtype: as in `LMConfig`, float32 if empty; PyTorch runs a module in memory in its own, on its own device.
         context_length: tokens that a module reads which has no config that says it.
 
@@ -277,7 +287,8 @@ def load_lm(
     """
     module = held_module(model)
     wanted = LMConfig("" if module is not None else _checked_name(model, "load_lm"), revision, dtype or "float32")
-    wanted = dataclasses.replace(wanted, backend=backend, device=device)
+    centre = typed(bool, center_writing_weights, "center_writing_weights")
+    wanted = dataclasses.replace(wanted, backend=backend, device=device, center_writing_weights=centre)
     if module is not None:
         return _load_module(model, module, tokenizer, wanted, dtype, mesh, typed(int, context_length, "context_length"))
     if tokenizer is not None or context_length:
@@ -289,9 +300,10 @@ def load_lm(
     if runs_in_torch(folder, backend):
         if (folder / GGUF).is_file():
             raise ConfigError(f"lm.backend=torch does not read GGUF ({model}). Set lm.backend=jax.")
+        _check_not_centred(wanted)
         read = Tokenizer.from_folder(folder)
         return load_torch(folder, read, _identity(wanted, folder, read), wanted.dtype, device, TRANSFORMER_LENS)
-    config, params = checkpoint.read_params(folder, _DTYPES[wanted.dtype], mesh)
+    config, params = _as_wanted(wanted, *checkpoint.read_params(folder, _DTYPES[wanted.dtype], mesh))
     read, family = Tokenizer.from_folder(folder).for_rows(config.vocab_size), checkpoint.read_config(folder)[0]
     return LanguageModel(config, params, read, _identity(wanted, folder, read), family["model_type"])
 
@@ -310,15 +322,10 @@ def _load_module(
         tokenizer = load_tokenizer(os.fspath(tokenizer))
     elif tokenizer is not None and not isinstance(tokenizer, Tokenizer):
         tokenizer = tokenizer_in_memory(tokenizer, config_json)
-    identity = {
-        "model": name,
-        "revision": "",
-        "dtype": wanted.dtype,
-        "weights_sha256": digest_of(module, config_json),
-        "tokenizer_sha256": tokenizer.sha256 if tokenizer else "",
-    }
+    identity = _named(wanted, name, digest_of(module, config_json), tokenizer.sha256 if tokenizer else "")
     why = why_not_decoded(module, config_json, families.ARCHITECTURES)
     if wanted.backend == "torch" or (wanted.backend == "auto" and why):
+        _check_not_centred(wanted)
         identity["dtype"] = check_place(module, dtype, wanted.device)
         if config_json.get("is_encoder_decoder"):
             module = module.get_encoder()
@@ -329,7 +336,7 @@ def _load_module(
         raise ConfigError(f"context_length is that of the module's own config for {name}. Leave it out.")
     config = checkpoint.config_of(config_json, name)
     read = ModuleTensors(module), config_json, config, name, _DTYPES[wanted.dtype], mesh
-    config, params = checkpoint.params_of(*read)
+    config, params = _as_wanted(wanted, *checkpoint.params_of(*read))
     tokenizer = tokenizer.for_rows(config.vocab_size) if tokenizer else IdsAlone.of(config.vocab_size)
     lm = LanguageModel(config, params, tokenizer, identity, config_json["model_type"])
     tokens, theirs = sampled_results(module, config.vocab_size, config.context_length)
@@ -357,13 +364,26 @@ def runs_in_torch(folder: Path, backend: str) -> bool:
 
 def _identity(wanted: LMConfig, folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:
     local = Path(wanted.model).is_dir() or (folder / GGUF).is_file()
-    return {
-        "model": Path(wanted.model).resolve().name if local else wanted.model,
-        "revision": wanted.revision,
-        "dtype": wanted.dtype,
-        "weights_sha256": weights_sha256(folder),
-        "tokenizer_sha256": tokenizer.sha256,
-    }
+    name = Path(wanted.model).resolve().name if local else wanted.model
+    return _named(wanted, name, weights_sha256(folder), tokenizer.sha256)
+
+
+def _named(wanted: LMConfig, name: str, weights: str, tokenizer: str) -> dict[str, Any]:
+    identity: dict[str, Any] = {"model": name, "revision": wanted.revision, "dtype": wanted.dtype}
+    identity |= {"weights_sha256": weights, "tokenizer_sha256": tokenizer}
+    return identity | ({"center_writing_weights": True} if wanted.center_writing_weights else {})
+
+
+def _as_wanted(wanted: LMConfig, config: DecoderConfig, params: dict[str, Any]) -> tuple[DecoderConfig, dict[str, Any]]:
+    return centred(config, params) if wanted.center_writing_weights else (config, params)
+
+
+def _check_not_centred(wanted: LMConfig) -> None:
+    if wanted.center_writing_weights:
+        raise ConfigError(
+            "lm.center_writing_weights is for models that the JAX decoder reads, and PyTorch runs this one with its "
+            "weights as they are. Set it to false."
+        )
 
 
 def config_folder(model: str, revision: str = "") -> Path:

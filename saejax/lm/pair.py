@@ -10,9 +10,28 @@ from jax.sharding import Mesh
 
 from saejax.core.errors import ConfigError
 from saejax.lm.forward import Edit, Forward, Model, compiled_forward
+from saejax.lm.model import LMConfig, load_lm
 from saejax.text import PackedRows, Tokenizer
 
 PREFIX = "second."
+
+
+def load_models(wanted: LMConfig, mesh: Mesh | None = None) -> Model:
+    """The model of a section `lm`, or both of them as one. Raises: as `load_lm` and `ModelPair`."""
+
+    def loaded(model: str, revision: str) -> Model:
+        return load_lm(
+            model,
+            revision=revision,
+            dtype=wanted.dtype,
+            backend=wanted.backend,
+            device=wanted.device,
+            mesh=mesh,
+            center_writing_weights=wanted.center_writing_weights,
+        )
+
+    first = loaded(wanted.model, wanted.revision)
+    return ModelPair(first, loaded(wanted.second, wanted.second_revision)) if wanted.second else first
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any
 from saejax.capture.hook_points import Named
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm import LMConfig, checkpoint
+from saejax.lm.conventions import DecoderConfig
 from saejax.lm.families import ARCHITECTURES
 from saejax.lm.model import config_folder, runs_in_torch
 from saejax.lm.pair import PREFIX
@@ -52,8 +53,10 @@ def shapes_of(lm: LMConfig) -> tuple[ModelShape, ...]:
     """
     if not lm.model:
         raise ConfigError("lm.model is empty: a plan needs the model's config.json. Name the model that was captured.")
-    first = shape_of(lm.model, lm.revision, lm.backend)
-    return (first, shape_of(lm.second, lm.second_revision, lm.backend)) if lm.second else (first,)
+    named = [(lm.model, lm.revision), *([(lm.second, lm.second_revision)] if lm.second else ())]
+    shapes = [shape_of(*one, lm.backend) for one in named]
+    untied = lm.center_writing_weights
+    return tuple(x.untied() if untied and isinstance(x, DecoderConfig) else x for x in shapes)
 
 
 @cache

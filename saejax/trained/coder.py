@@ -25,7 +25,9 @@ from saejax.core.errors import ConfigError, DataError
 from saejax.core.metrics import columns
 from saejax.core.places import as_place, type_in_words
 from saejax.kernels.selection import top_k
+from saejax.lm import LMConfig
 from saejax.lm.forward import Model
+from saejax.lm.model import IN_MEMORY
 from saejax.trained.display import curves, html_card
 from saejax.trained.files import describe, read_folder, write_folder
 from saejax.trained.formats import format_named
@@ -80,6 +82,7 @@ class Origin:
         source: the run, file or repository that it was read from.
         saejax: the version that trained it; empty where another project did.
         notes: what is to be known of files that another project wrote, one sentence each.
+        center_writing_weights: the model had `lm.center_writing_weights`; None where nobody says.
     """
 
     model: str = ""
@@ -91,9 +94,27 @@ class Origin:
     source: str = ""
     saejax: str = dataclasses.field(default_factory=lambda: importlib.metadata.version("saejax"))
     notes: tuple[str, ...] = ()
+    center_writing_weights: bool | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "notes", tuple(self.notes))  # a list in JSON
+
+    @property
+    def lm(self) -> LMConfig:
+        """The settings by which the language model is loaded."""
+        return LMConfig(self.model, self.revision, center_writing_weights=bool(self.center_writing_weights))
+
+    def check_centring(self, lm: Model) -> None:
+        """Raises DataError for a model whose residual stream has a mean where the training's had none, or the reverse;
+        a model in memory does not say."""
+        here, wanted = bool(lm.identity.get("center_writing_weights")), self.center_writing_weights
+        if wanted not in (None, here) and not lm.identity["model"].endswith(IN_MEMORY):
+            raise DataError(
+                f"{self.source or 'The dictionary'} was trained on a model {'with' if wanted else 'without'} "
+                f"center_writing_weights, and {lm.identity['model']} was loaded {'with' if here else 'without'}: its "
+                f"latents mean nothing there. Set lm.center_writing_weights={str(wanted).lower()}; in Python "
+                f"load_lm(..., center_writing_weights={wanted})."
+            )
 
 
 def folded(coder: Coder, params: ParamMap, stats: Mapping[str, Any], sites: Sites) -> tuple[Coder, dict[str, Any]]:
@@ -297,10 +318,11 @@ class TrainedCoder:
 
         Raises:
             ConfigError: no language model, or one without such a hook point.
-            DataError: the model has another width there.
+            DataError: the model has another width there, or other weights than in training.
         """
         if not hasattr(lm, "hook_point"):
             raise ConfigError(f"at takes a model of saejax.load_lm; it was given {type_in_words(lm)}.")
+        self.origin.check_centring(lm)
         topology = self.coder.topology
         reads, writes = (tuple(map(lm.hook_point, names)) for names in (self.sites.reads, self.sites.writes))
         sites = dataclasses.replace(self.sites, reads=reads, writes=writes)

@@ -29,6 +29,7 @@ _TRANSCODERS = {
     "jumprelu_transcoder": ("transcoder", "jumprelu"),
     "jumprelu_skip_transcoder": ("skip_transcoder", "jumprelu"),
 }
+_MODEL_WITH, _CENTRING = "model_from_pretrained_kwargs", "center_writing_weights"
 _WEIGHTS_LAYOUT = Layout({"b_gate": "b_enc"}, transposed=("W_skip",))
 _FOLDED_BEFORE = ("expected_average_only_in", "covariance_whitening")
 
@@ -111,6 +112,8 @@ def _config(sae: TrainedCoder) -> dict[str, Any]:
             "trained_with": f"saejax {sae.origin.saejax}".strip(),
         },
     }
+    if sae.origin.center_writing_weights:
+        config["metadata"][_MODEL_WITH] = {_CENTRING: True}
     if topology in ("transcoder", "skip_transcoder"):
         names = {kind: name for name, kind in _TRANSCODERS.items()}
         config |= {"architecture": names[topology, sparsity], "d_out": t.out_shape[-1]}
@@ -169,7 +172,15 @@ def _described_by(config: Mapping[str, Any], path: Path) -> tuple[str, str, dict
         str(meta.get(f"hf_{name}") or meta.get(name) or "") for name in ("hook_name", "hook_name_out")
     )
     notes += [note for name in theirs for note in norm_notes(name, model)]
-    return topology, sparsity, {"reads": reads, "writes": writes, "k": k, "model": model, "notes": tuple(notes)}
+    told = {"reads": reads, "writes": writes, "k": k, "model": model, "notes": tuple(notes)}
+    return topology, sparsity, {**told, "centring": centring_said(meta)}
+
+
+def centring_said(meta: Mapping[str, Any]) -> bool | None:
+    """The flag center_writing_weights of what SAELens loaded the model with; None where that is not said."""
+    said = meta.get(_MODEL_WITH)
+    flag = said.get(_CENTRING) if isinstance(said, Mapping) else None
+    return flag if isinstance(flag, bool) else None
 
 
 def _hook(meta: Mapping[str, Any], key: str) -> tuple[str, ...]:
@@ -202,4 +213,5 @@ def _modern(config: dict[str, Any], path: Path) -> dict[str, Any]:
         raise DataError(f"{path}: activation_fn is {old['activation_fn']!r}; saejax reads relu and topk of such files.")
     if isinstance(old.get("normalize_activations"), bool):
         old["normalize_activations"] = "expected_average_only_in" if old["normalize_activations"] else "none"
-    return old | {"metadata": {key: old[key] for key in ("model_name", "hook_name", "hook_head_index") if key in old}}
+    known = ("model_name", "hook_name", "hook_head_index", _MODEL_WITH)
+    return old | {"metadata": {key: old[key] for key in known if key in old}}

@@ -11,9 +11,9 @@ from saejax.app.run_coders import coder_at, model_config
 from saejax.core.errors import ConfigError, SaejaxError
 from saejax.core.files import stamp
 from saejax.interventions import Interventions
-from saejax.lm import LanguageModel, LMConfig, load_lm
+from saejax.lm import LanguageModel, LMConfig
 from saejax.lm.forward import Model
-from saejax.lm.pair import ModelPair
+from saejax.lm.pair import load_models
 from saejax.runs import Run
 from saejax.serve.caches import Cache
 from saejax.serve.features.texts import Reader
@@ -103,11 +103,7 @@ class Dictionaries:
         wanted = self._wanted(place, sae)
         if self._model is None or self._model[0] != wanted:
             self._model, self._readers, self._inside = None, {}, None  # its memory first
-            how: dict[str, Any] = {"dtype": wanted.dtype, "backend": wanted.backend, "device": wanted.device}
-            lm: Model = load_lm(wanted.model, revision=wanted.revision, **how)
-            if wanted.second:
-                lm = ModelPair(lm, load_lm(wanted.second, revision=wanted.second_revision, **how))
-            self._model = (wanted, lm)
+            self._model = (wanted, load_models(wanted))
         return self._model[1]
 
     def reader(self, place: Place, sae: TrainedCoder) -> tuple[TrainedCoder, Reader]:
@@ -155,7 +151,7 @@ class Dictionaries:
                     f"{place.name} does not say which language model it belongs to: its features can be looked at, and "
                     "nothing that needs the model can be done."
                 )
-            return LMConfig(sae.origin.model, sae.origin.revision)
+            return sae.origin.lm
         return model_config(str(place.folder), sae)
 
 
