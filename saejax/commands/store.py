@@ -39,6 +39,9 @@ class Store(Command, takes="words", answers=True):
         words=("import",),
     )
     non_finite: str = setting("abort", "abort, or drop rows with NaN or infinity.", words=("import",))
+    drop_first: int = setting(
+        0, "Positions at the front of each text that are left out, as capture.drop_first.", words=("import",), low=0
+    )
     model: str = setting("", "The model they come from, for the record.", words=("import",))
     revision: str = setting("", "Its revision.", words=("import",))
     shard_rows: int = setting(32768, "Rows of a shard.", words=("import",), low=1)
@@ -120,7 +123,7 @@ class Store(Command, takes="words", answers=True):
         from saejax.store.norms import few_rows
 
         layout = StoreLayout(self.shard_rows, self.chunk_rows, self.dtype)
-        names = ("hook_point", "d", "tensors", "non_finite", "model", "revision", "seed")
+        names = ("hook_point", "d", "tensors", "non_finite", "drop_first", "model", "revision", "seed")
         config = ImportConfig(**{name: getattr(self, name) for name in names}, layout=layout)
         out, *files = paths
         rows, dropped = import_files(out, files, config, _bar("import"))

@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -215,44 +215,26 @@ class LanguageModel:
         return self.config.hook_point(name)
 
 
+class _How(TypedDict, total=False):
+    revision: str
+    dtype: str
+    device: str
+    mesh: Mesh | None
+    context_length: int
+    center_writing_weights: bool
+
+
 @overload
 def load_lm(
-    model: Any = "demo",
-    tokenizer: Any = None,
-    *,
-    revision: str = "",
-    dtype: str = "",
-    backend: Literal["jax"],
-    device: str = "",
-    mesh: Mesh | None = None,
-    context_length: int = 0,
-    center_writing_weights: bool = False,
+    model: Any = "demo", tokenizer: Any = None, *, backend: Literal["jax"], **how: Unpack[_How]
 ) -> LanguageModel: ...
 @overload
 def load_lm(
-    model: Any = "demo",
-    tokenizer: Any = None,
-    *,
-    revision: str = "",
-    dtype: str = "",
-    backend: Literal["torch"],
-    device: str = "",
-    mesh: Mesh | None = None,
-    context_length: int = 0,
-    center_writing_weights: bool = False,
+    model: Any = "demo", tokenizer: Any = None, *, backend: Literal["torch"], **how: Unpack[_How]
 ) -> TorchModel: ...
 @overload
 def load_lm(
-    model: Any = "demo",
-    tokenizer: Any = None,
-    *,
-    revision: str = "",
-    dtype: str = "",
-    backend: str = "auto",
-    device: str = "",
-    mesh: Mesh | None = None,
-    context_length: int = 0,
-    center_writing_weights: bool = False,
+    model: Any = "demo", tokenizer: Any = None, *, backend: str = "auto", **how: Unpack[_How]
 ) -> LanguageModel | TorchModel: ...
 def load_lm(
     model: Any = "demo",
@@ -303,7 +285,9 @@ def load_lm(
         _check_not_centred(wanted)
         read = Tokenizer.from_folder(folder)
         return load_torch(folder, read, _identity(wanted, folder, read), wanted.dtype, device, TRANSFORMER_LENS)
-    config, params = _as_wanted(wanted, *checkpoint.read_params(folder, _DTYPES[wanted.dtype], mesh))
+    config, params = checkpoint.read_params(folder, _DTYPES[wanted.dtype], mesh)
+    if wanted.center_writing_weights:
+        config, params = centred(config, params)
     read, family = Tokenizer.from_folder(folder).for_rows(config.vocab_size), checkpoint.read_config(folder)[0]
     return LanguageModel(config, params, read, _identity(wanted, folder, read), family["model_type"])
 
@@ -336,7 +320,9 @@ def _load_module(
         raise ConfigError(f"context_length is that of the module's own config for {name}. Leave it out.")
     config = checkpoint.config_of(config_json, name)
     read = ModuleTensors(module), config_json, config, name, _DTYPES[wanted.dtype], mesh
-    config, params = _as_wanted(wanted, *checkpoint.params_of(*read))
+    config, params = checkpoint.params_of(*read)
+    if wanted.center_writing_weights:
+        config, params = centred(config, params)
     tokenizer = tokenizer.for_rows(config.vocab_size) if tokenizer else IdsAlone.of(config.vocab_size)
     lm = LanguageModel(config, params, tokenizer, identity, config_json["model_type"])
     tokens, theirs = sampled_results(module, config.vocab_size, config.context_length)
@@ -372,10 +358,6 @@ def _named(wanted: LMConfig, name: str, weights: str, tokenizer: str) -> dict[st
     identity: dict[str, Any] = {"model": name, "revision": wanted.revision, "dtype": wanted.dtype}
     identity |= {"weights_sha256": weights, "tokenizer_sha256": tokenizer}
     return identity | ({"center_writing_weights": True} if wanted.center_writing_weights else {})
-
-
-def _as_wanted(wanted: LMConfig, config: DecoderConfig, params: dict[str, Any]) -> tuple[DecoderConfig, dict[str, Any]]:
-    return centred(config, params) if wanted.center_writing_weights else (config, params)
 
 
 def _check_not_centred(wanted: LMConfig) -> None:

@@ -28,6 +28,7 @@ class ImportConfig:
         d: the width that all activations must have; 0 for any.
         non_finite: `abort`, or `drop` the rows that hold NaN or infinity, also after rounding to bfloat16 (counted as
             dropped_non_finite).
+        drop_first: positions at the front of each text that are left out (counted as dropped_first).
         model, revision: which language model they come from, for the record; empty for unknown.
         layout, seed: of the store.
     """
@@ -36,6 +37,7 @@ class ImportConfig:
     tensors: tuple[str, ...] = ()
     d: int = 0
     non_finite: str = "abort"
+    drop_first: int = 0
     model: str = ""
     revision: str = ""
     layout: StoreLayout = dataclasses.field(default_factory=StoreLayout)
@@ -66,8 +68,8 @@ def import_files(
     (also token_ids, tokens, input_ids, documents, positions) become the store's metadata. Without them token_id is -1;
     document is the number of the sequence, where there are no sequences of the file (from 0); position is the place in
     the sequence, or the row in the file: so every row can still be traced. Rows where attention_mask is 0 are left out,
-    and counted as dropped_padding. The identity holds each file's name, size
-    and sha256. Killed at any moment and run again, the import continues and leaves the same bytes.
+    and counted as dropped_padding. The identity holds each file's name, size and sha256. Killed at any moment and run
+    again, the import continues and leaves the same bytes.
 
     Returns:
         (rows of the store, rows dropped because they were not finite).
@@ -130,15 +132,29 @@ def _append(
             f"{len(finite):,} rows from {row:,} on, the first is row {first:,} of {name}. Mend the file, or leave such "
             "rows out with --non_finite=drop."
         )
+    if config.drop_first and len(part.lead) == 1 and "position" not in part.columns:
+        raise DataError(
+            f"--drop_first needs to know where texts begin, and {next(iter(part.columns.values())).path} has rows in "
+            "one line. Give sequences, [sequences, positions, d], or integers named position."
+        )
     rows = row + np.arange(len(finite))
     document, position = np.divmod(rows, part.lead[1]) if len(part.lead) > 1 else (np.zeros_like(rows), rows)
     unknown = {"token_id": np.full(len(finite), -1), "document": before + document, "position": position}
-    keep = finite & ~padding
+    leads = piece.get("position", position) < config.drop_first
+    if config.drop_first and "position" not in piece and (padding & (position == 0)).any():
+        raise DataError(
+            f"{next(iter(part.columns.values())).path} is padded in front, so --drop_first does not know where texts "
+            "begin. Give integers named position."
+        )
+    counters = {"dropped_non_finite": dropped}
+    counters |= {"dropped_padding": int(padding.sum())} if MASK in piece else {}
+    counters |= {"dropped_first": int((leads & finite & ~padding).sum())} if config.drop_first else {}
+    keep = finite & ~padding & ~leads
     writer.append(
         {name: piece[name][keep] for name in part.widths},
         {name: piece.get(name, unknown[name])[keep] for name in METADATA_NAMES},
         cursor=cursor,
-        counters={"dropped_non_finite": dropped} | ({"dropped_padding": int(padding.sum())} if MASK in piece else {}),
+        counters=counters,
     )
 
 
@@ -157,6 +173,7 @@ def _import_identity(parts: Sequence[Part], config: ImportConfig) -> dict[str, A
         "tensors": list(config.tensors),
         "metadata": [name for name in METADATA_NAMES if name in known or name in parts[0].columns],
         "non_finite": config.non_finite,
+        **({"drop_first": config.drop_first} if config.drop_first else {}),
     }
     lm = {"lm": {"model": config.model, "revision": config.revision}} if config.model else {}
     return {**lm, "imported": imported}

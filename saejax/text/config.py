@@ -21,8 +21,8 @@ class SourceConfig(Settings, section="text"):
     paths: tuple[str, ...] = setting(
         (),
         "For files and prompts: files, folders of them, or glob patterns; .txt (of UTF-8), .jsonl, .json (a list of "
-        "objects or texts), .csv (the first row names the columns), .gz and .zst of these, and .parquet. A file that "
-        "is named twice is read once. Other files of a folder are left out, with a warning.",
+        "objects or texts), .csv and .tsv (the first row names the columns), .gz and .zst of these, and .parquet. A "
+        "file that is named twice is read once. Other files of a folder are left out, with a warning.",
         place="path",
     )
     column: str = setting("text", "Field of a row that holds the text. A .txt and a .json of texts have no fields.")

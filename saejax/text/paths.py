@@ -9,13 +9,13 @@ from pathlib import Path
 
 from saejax.core.errors import ConfigError, DataError
 
-_PLAIN = (".txt", ".jsonl", ".json", ".csv")
+_PLAIN = (".txt", ".jsonl", ".json", ".csv", ".tsv")
 COMPRESSED = (".gz", ".zst")
 ENDINGS = (*_PLAIN, ".parquet", *(plain + packed for plain in _PLAIN for packed in COMPRESSED))
 _TAKEN = f"{', '.join(_PLAIN)} (and {' and '.join(COMPRESSED)} of these), .parquet"
 
 _REMEDIES = {
-    ".tsv": "write tables as .csv, .jsonl or .parquet",
+    **dict.fromkeys((".xls", ".xlsx"), "write tables as .csv, .tsv, .jsonl or .parquet"),
     **dict.fromkeys((".gz", ".zst"), "name what is compressed by its kind, as .jsonl.gz"),
     **dict.fromkeys((".bz2", ".xz", ".zip"), "unpack what is compressed, or compress it as .gz or .zst"),
 }

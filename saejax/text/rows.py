@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import functools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +26,7 @@ def read_rows(path: Path, by_line: bool = False) -> Iterator[dict[str, Any] | st
         DataError: it cannot be read, or is not what its ending says; the message names it.
     """
     readers = {".jsonl": _read_jsonl, ".json": _read_json, ".csv": _read_csv, ".parquet": _read_parquet}
+    readers[".tsv"] = functools.partial(_read_csv, delimiter="\t")
     with readable(path):
         if reader := readers.get(kind_of(path)):
             yield from reader(path)
@@ -116,7 +118,7 @@ def _read_json(path: Path) -> Iterator[dict[str, Any] | str]:
             raise DataError(f"{shown(path)} goes on behind its list of {number - 1:,} records. Write it as one list.")
 
 
-def _read_csv(path: Path) -> Iterator[dict[str, Any]]:
+def _read_csv(path: Path, delimiter: str = ",") -> Iterator[dict[str, Any]]:
     """The rows below the first, which names the columns."""
     left = most = longest(path)
     csv.field_size_limit(max(csv.field_size_limit(), most))  # of Python 128 KB, for the whole process
@@ -129,7 +131,7 @@ def _read_csv(path: Path) -> Iterator[dict[str, Any]]:
                 raise too_long(path, f"the row that holds line {reader.line_num + 1}")
             yield line
 
-    reader = csv.reader(lines(), strict=True)
+    reader = csv.reader(lines(), strict=True, delimiter=delimiter)
     head: list[str] = []
     try:
         for values in filter(None, reader):  # a blank line has none

@@ -661,6 +661,27 @@ def test_padding_is_left_out_and_counted(tmp_path, write_file):
     assert np.array_equal(rows["document"], np.nonzero(mask)[0])
 
 
+def test_first_positions_are_left_out_where_it_is_known_which_they_are(tmp_path):
+    config = dataclasses.replace(BY_NAME, drop_first=2)
+    mask = np.arange(5) < (np.arange(30) % 5 + 1)[:, None]
+    file = as_npz(tmp_path / "x", SEQUENCES, attention_mask=mask)
+    left = mask & (np.arange(5) >= 2)
+    assert import_files(tmp_path / "s", [file], config) == (int(left.sum()), 0)
+    reader, rows = StoreReader.open(tmp_path / "s"), in_order(tmp_path / "s")
+    first = int((mask & (np.arange(5) < 2)).sum())
+    assert reader.counters == {"dropped_non_finite": 0, "dropped_padding": 60, "dropped_first": first}
+    assert np.array_equal(bits(rows["blocks.6.resid_pre"]), bits(SEQUENCES[left]))
+    assert np.array_equal(rows["position"], np.nonzero(left)[1])
+    assert reader.identity["imported"]["drop_first"] == 2
+    flat, places = SEQUENCES.reshape(150, 6), np.arange(150) % 7
+    import_files(tmp_path / "t", [as_npz(tmp_path / "y", flat, position=places)], config)
+    assert np.array_equal(bits(in_order(tmp_path / "t")["blocks.6.resid_pre"]), bits(flat[places >= 2]))
+    with pytest.raises(DataError, match=r"rows in one line.*integers named position"):
+        import_files(tmp_path / "u", [as_npz(tmp_path / "z", flat)], config)
+    with pytest.raises(DataError, match=r"padded in front.*integers named position"):
+        import_files(tmp_path / "v", [as_npz(tmp_path / "w", SEQUENCES, attention_mask=mask[:, ::-1])], config)
+
+
 def test_a_cache_of_transformer_lens_is_several_hook_points(tmp_path):
     torch = pytest.importorskip("torch")
     x = torch.tensor(SEQUENCES)

@@ -370,9 +370,9 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
     if ".parquet" in path.suffixes:
         pq.write_table(pa.Table.from_pylist(rows), path)
         return str(path)
-    if ".csv" in path.suffixes:
+    if {".csv", ".tsv"} & set(path.suffixes):
         table = io.StringIO(newline="")
-        writer = csv.DictWriter(table, list(rows[0]))
+        writer = csv.DictWriter(table, list(rows[0]), delimiter="\t" if ".tsv" in path.suffixes else ",")
         writer.writeheader()
         writer.writerows(rows)
         raw = table.getvalue().encode()
@@ -516,17 +516,17 @@ def test_an_ending_is_one_in_any_case(tmp_path: Path) -> None:
 
 
 def test_what_a_folder_holds_besides_is_told_with_its_remedy(tmp_path: Path) -> None:
-    for name in ("a.txt", "b.bz2", "c.tsv", "d.tsv", "e.gz", "LICENSE", ".git/config", ".hidden"):
+    for name in ("a.txt", "b.bz2", "c.xls", "d.xls", "e.gz", "LICENSE", ".git/config", ".hidden"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("text")
     with pytest.warns(UserWarning) as caught:
         assert [d.text for d in both(files(str(tmp_path)))] == ["text"]
     (said,) = {str(warning.message) for warning in caught}
-    assert "5 files are not read (2 .tsv, 1 without an ending, 1 .bz2, 1 .gz): it takes .txt, .jsonl, .json, " in said
+    assert "5 files are not read (2 .xls, 1 without an ending, 1 .bz2, 1 .gz): it takes .txt, .jsonl, .json, " in said
     assert "\n" not in said and len(said) < 500
     assert "as .jsonl.gz" in said and "unpack what is compressed" in said and "write tables as" in said
     (tmp_path / "a.txt").unlink()
-    with pytest.raises(DataError, match=r"No text file at .* 5 files are not read \(2 \.tsv.* unpack"):
+    with pytest.raises(DataError, match=r"No text file at .* 5 files are not read \(2 \.xls.* unpack"):
         files(str(tmp_path))
     (tmp_path / "x.parquet.zst").touch()
     with pytest.raises(DataError, match=r"x\.parquet\.zst: cannot read '\.zst' files; .* Or name what is compressed"):
@@ -608,7 +608,7 @@ PROMPTS = {"source": "prompts"}
 BAD_FILES: dict[str, tuple[Callable[[Path], Any], str, dict[str, Any], str]] = {
     "missing": (TEXT_ROW, "gone.txt", {}, r"No text file at '.*gone\.txt' \(text\.paths\)"),
     "empty glob": (TEXT_ROW, "*.txt", {}, r"No text file at '.*\*\.txt'"),
-    "suffix": (lambda f: (f / "x.tsv").write_text("a"), "x.tsv", {}, r"x\.tsv: cannot read '\.tsv'.*\.txt"),
+    "suffix": (lambda f: (f / "x.xls").write_text("a"), "x.xls", {}, r"x\.xls: cannot read '\.xls'.*\.txt"),
     "bad line": (_lines(b'{"text": "a"}\n{"text": \n'), "x.jsonl", {}, r"x\.jsonl, line 2 is not JSON"),
     "not UTF-8": (_lines(b'{"text": "a"}\n\n{"text": "\xff"}\n'), "x.jsonl", {}, "line 3 is not JSON"),
     "too deep": (_lines(b"[" * 200_000), "x.jsonl", {}, r"x\.jsonl, line 1 is not JSON"),
@@ -653,7 +653,7 @@ BAD_FILES: dict[str, tuple[Callable[[Path], Any], str, dict[str, Any], str]] = {
         {},
         r"x\\udcff\.txt'?: the name of this file is not UTF-8",
     ),
-    "line break in a name": (_bytes("x\ny.tsv", b"a"), "*.tsv", {}, r"x\\ny\.tsv'?: cannot read"),
+    "line break in a name": (_bytes("x\ny.xls", b"a"), "*.xls", {}, r"x\\ny\.xls'?: cannot read"),
     "NUL in what is compressed": (
         _bytes("x.txt.gz", gzip.compress(b"ab\n\0c")),
         "x.txt.gz",

@@ -128,7 +128,7 @@ def fill(folder: Path, rng: Rng, good: bool) -> None:
     """Files, folders, links and loops below `folder`; good ones alone, or bad ones too."""
     folders = [folder]
     for _ in range(int(rng.integers(1, 9))):
-        suffix = pick(rng, tuple(WRITERS) if good else (*WRITERS, *WRITERS, ".tsv"))
+        suffix = pick(rng, tuple(WRITERS) if good else (*WRITERS, *WRITERS, ".xls"))
         path = os.path.join(pick(rng, folders), pick(rng, NAMES))
         kind = rng.random()
         if kind < 0.15:
@@ -169,7 +169,7 @@ def read(config: TextConfig) -> tuple[Source, dict[str, list[Document]]]:
 
 @pytest.fixture(autouse=True)
 def _others_may_lie_there() -> Iterator[None]:
-    """Random folders hold .tsv files, which are left out with a warning (tests/text/test_text.py)."""
+    """Random folders hold .xls files, which are left out with a warning (tests/text/test_text.py)."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"text\.paths, ")
         yield
