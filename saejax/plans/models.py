@@ -55,8 +55,7 @@ def shapes_of(lm: LMConfig) -> tuple[ModelShape, ...]:
         raise ConfigError("lm.model is empty: a plan needs the model's config.json. Name the model that was captured.")
     named = [(lm.model, lm.revision), *([(lm.second, lm.second_revision)] if lm.second else ())]
     shapes = [shape_of(*one, lm.backend) for one in named]
-    untied = lm.center_writing_weights
-    return tuple(x.untied() if untied and isinstance(x, DecoderConfig) else x for x in shapes)
+    return tuple(x.untied() if lm.center_writing_weights and isinstance(x, DecoderConfig) else x for x in shapes)
 
 
 @cache
