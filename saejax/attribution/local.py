@@ -23,7 +23,7 @@ from saejax.core.arrays import as_array
 from saejax.core.errors import ConfigError, DataError
 from saejax.kernels.batch import DATA, LATENT
 from saejax.lm import LanguageModel
-from saejax.lm.rows import check_ids
+from saejax.lm.rows import check_ids, check_length
 from saejax.parallel import ParallelConfig, check_divides, make_mesh
 from saejax.trained import TrainedCoder
 
@@ -137,8 +137,7 @@ def checked_tokens(lm: LanguageModel, tokens: Sequence[int] | np.ndarray, config
     if tokens_S.size == 0 or tokens_S.ndim != 1:
         raise DataError(f"A prompt is one row of ids, one at least; this one has the shape {tokens_S.shape}.")
     check_ids("tokens", tokens_S[None], lm.config.vocab_size)
-    if len(tokens_S) > lm.config.context_length:
-        raise DataError(f"The prompt has {len(tokens_S)} tokens; the model reads {lm.config.context_length}.")
+    check_length("The prompt has", len(tokens_S), lm.config.context_length)
     if len(tokens_S) <= config.silent:
         raise DataError(
             f"The prompt has {len(tokens_S)} tokens, and attribution.silent leaves out the first {config.silent}: "

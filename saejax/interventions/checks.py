@@ -11,7 +11,7 @@ from saejax.core.arrays import as_array
 from saejax.core.errors import ConfigError, DataError
 from saejax.interventions.change import Change
 from saejax.lm import LanguageModel
-from saejax.lm.rows import check_ids
+from saejax.lm.rows import check_ids, check_length
 from saejax.trained import TrainedCoder
 
 Dictionaries = Mapping[str, TrainedCoder]
@@ -65,8 +65,7 @@ def checked_tokens(lm: LanguageModel, tokens_RS: Any) -> np.ndarray:
     if 0 in tokens.shape:
         raise DataError("A prompt has no tokens: there is nothing to run.")
     check_ids("tokens", tokens, lm.config.vocab_size)
-    if tokens.shape[1] > lm.config.context_length:
-        raise DataError(f"The rows have {tokens.shape[1]} tokens; the model reads {lm.config.context_length}.")
+    check_length("The rows have", tokens.shape[1], lm.config.context_length)
     return tokens
 
 

@@ -33,7 +33,7 @@ from saejax.core.arrays import as_array
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm.conventions import DecoderConfig, Parameter, ParameterPath, Rope, tree_of
 from saejax.lm.experts import routed
-from saejax.lm.rows import check_ids, check_rows
+from saejax.lm.rows import check_ids, check_length, check_rows
 
 Params = dict[str, Any]
 Edit = Callable[[jax.Array], jax.Array]
@@ -99,8 +99,7 @@ def run(
     if positions_BS is not None and config.rope is None:
         positions_BS = _checked("positions", positions_BS, config.context_length)
     if positions_BS is None:
-        if length > config.context_length:
-            raise DataError(f"The rows have {length} tokens; the model reads {config.context_length}.")
+        check_length("The rows have", length, config.context_length)
         positions_BS = jnp.broadcast_to(jnp.arange(length)[None], (batch, length))
     with jax.default_matmul_precision("highest" if params["W_E"].dtype == jnp.float32 else None):
         x_BSM = embed(config, params, tokens_BS)

@@ -26,6 +26,7 @@ from saejax.lm.fetching import fetch_config, fetch_model, fetch_tokenizer
 from saejax.lm.forward import Forward, compiled_forward
 from saejax.lm.gguf import GGUF, as_folder
 from saejax.lm.points import ADDED, ADDED_THROUGH, TRANSFORMER_LENS
+from saejax.lm.rows import check_length
 from saejax.lm.torch_hooks import ModuleTensors, TorchModel, difference, from_module, held_module, load_torch, with_cls
 from saejax.lm.torch_hooks.memory import (
     ROUNDING,
@@ -147,8 +148,7 @@ class LanguageModel:
     def activations(self, text: str, hook_point: str) -> np.ndarray:
         """Activations [S, d] float32 of one text at one hook point, the model's bos in front where it is known."""
         ids = self.tokenizer.bos + self.tokenizer.encode_behind_bos([typed(str, text, "activations: text")])[0]
-        if len(ids) > self.config.context_length:
-            raise DataError(f"The text has {len(ids)} tokens; the model reads {self.config.context_length}.")
+        check_length("The text has", len(ids), self.config.context_length)
         name = self.hook_point(hook_point)
         return np.asarray(self.run([ids], capture=[name])[1][name][0], np.float32)
 
@@ -362,10 +362,7 @@ def _named(wanted: LMConfig, name: str, weights: str, tokenizer: str) -> dict[st
 
 def _check_not_centred(wanted: LMConfig) -> None:
     if wanted.center_writing_weights:
-        raise ConfigError(
-            "lm.center_writing_weights is for models that the JAX decoder reads, and PyTorch runs this one with its "
-            "weights as they are. Set it to false."
-        )
+        raise ConfigError("lm.center_writing_weights=true: PyTorch runs this one with its weights as they are.")
 
 
 def config_folder(model: str, revision: str = "") -> Path:

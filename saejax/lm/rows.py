@@ -32,6 +32,12 @@ def check_ids(name: str, ids: np.ndarray, limit: int) -> None:
         raise DataError(f"{name}[{row}, {column}] is {ids[row, column]}; the model has {name} 0 to {limit - 1}.")
 
 
+def check_length(what: str, tokens: int, most: int) -> None:
+    """Refuses more tokens than a model of the context `most` reads."""
+    if tokens > most:
+        raise DataError(f"{what} {tokens} tokens; the model reads {most}. Give a piece of it.")
+
+
 @dataclasses.dataclass(frozen=True)
 class Chunk:
     """Rows that go through the model at once.

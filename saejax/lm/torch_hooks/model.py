@@ -17,7 +17,7 @@ from saejax.core.errors import ConfigError, DataError
 from saejax.lm.display import model_html
 from saejax.lm.forward import Edit, Forward
 from saejax.lm.points import ADDED
-from saejax.lm.rows import WAYS, Chunk, check_ids, is_longer
+from saejax.lm.rows import WAYS, Chunk, check_ids, check_length, is_longer
 from saejax.lm.shape import ModelShape
 from saejax.lm.torch_hooks.hooks import evaluating, run_chunk
 from saejax.text import PackedRows, Tokenizer
@@ -164,8 +164,7 @@ class TorchModel:
     def activations(self, text: str, hook_point: str) -> np.ndarray:
         """Activations [S, d] float32 of one text at one hook point, the model's bos in front."""
         ids = self.tokenizer.bos + self.tokenizer.encode_behind_bos([typed(str, text, "activations: text")])[0]
-        if len(ids) > self.config.context_length:
-            raise DataError(f"The text has {len(ids)} tokens; the model reads {self.config.context_length}.")
+        check_length("The text has", len(ids), self.config.context_length)
         place = self._place(hook_point)
         return self._run(*_full([ids]), [place], {})[place].float().cpu().numpy()
 
