@@ -16,7 +16,7 @@ def centred(config: DecoderConfig, params: dict[str, Any]) -> tuple[DecoderConfi
     """W <- W - mean over d_model of all that writes: the residual stream x becomes x - mean(x) at every hook point.
 
     The logits stay, because every LayerNorm subtracts the mean. An unembedding that was tied is an array of its own
-    afterwards.
+    afterwards. `params` is emptied, so that no two models are in memory.
 
     Raises:
         ConfigError: a model with other norms, or with one behind what is added.
@@ -30,9 +30,10 @@ def centred(config: DecoderConfig, params: dict[str, Any]) -> tuple[DecoderConfi
         config, params = config.untied(), params | {"W_U": params["W_E"].T}
 
     def leaf(path: ParameterPath, _: Any) -> jax.Array:
-        value: Any = params
-        for part in path:
-            value = value[part]
+        owner: Any = params
+        for part in path[:-1]:
+            owner = owner[part]
+        value = owner.pop(path[-1])
         if path[-1] not in _WRITES:
             return jnp.asarray(value)
         exact = value.astype(jnp.float32)

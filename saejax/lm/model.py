@@ -362,7 +362,7 @@ def _named(wanted: LMConfig, name: str, weights: str, tokenizer: str) -> dict[st
 
 def _check_not_centred(wanted: LMConfig) -> None:
     if wanted.center_writing_weights:
-        raise ConfigError("lm.center_writing_weights=true: PyTorch runs this one with its weights as they are.")
+        raise ConfigError("lm.center_writing_weights: PyTorch runs this one with its own weights. Set it to false.")
 
 
 def config_folder(model: str, revision: str = "") -> Path:

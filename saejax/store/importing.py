@@ -132,19 +132,15 @@ def _append(
             f"{len(finite):,} rows from {row:,} on, the first is row {first:,} of {name}. Mend the file, or leave such "
             "rows out with --non_finite=drop."
         )
-    if config.drop_first and len(part.lead) == 1 and "position" not in part.columns:
-        raise DataError(
-            f"--drop_first needs to know where texts begin, and {next(iter(part.columns.values())).path} has rows in "
-            "one line. Give sequences, [sequences, positions, d], or integers named position."
-        )
     rows = row + np.arange(len(finite))
     document, position = np.divmod(rows, part.lead[1]) if len(part.lead) > 1 else (np.zeros_like(rows), rows)
     unknown = {"token_id": np.full(len(finite), -1), "document": before + document, "position": position}
     leads = piece.get("position", position) < config.drop_first
-    if config.drop_first and "position" not in piece and (padding & (position == 0)).any():
+    begins = len(part.lead) > 1 and not (padding & (position == 0)).any()
+    if config.drop_first and not begins and "position" not in piece:
         raise DataError(
-            f"{next(iter(part.columns.values())).path} is padded in front, so --drop_first does not know where texts "
-            "begin. Give integers named position."
+            f"{next(iter(part.columns.values())).path} has rows in one line or padding in front, and --drop_first needs "
+            "to know where texts begin. Give sequences, [sequences, positions, d], or integers named position."
         )
     counters = {"dropped_non_finite": dropped}
     counters |= {"dropped_padding": int(padding.sum())} if MASK in piece else {}

@@ -178,8 +178,8 @@ def _described_by(config: Mapping[str, Any], path: Path) -> tuple[str, str, dict
 
 def centring_said(meta: Mapping[str, Any]) -> bool | None:
     """The flag center_writing_weights of what SAELens loaded the model with; None where that is not said."""
-    said = meta.get(_MODEL_WITH)
-    flag = said.get(_CENTRING) if isinstance(said, Mapping) else None
+    loaded_with = meta.get(_MODEL_WITH)
+    flag = loaded_with.get(_CENTRING) if isinstance(loaded_with, Mapping) else None
     return flag if isinstance(flag, bool) else None
 
 
