@@ -139,8 +139,8 @@ def _append(
     begins = len(part.lead) > 1 and not (padding & (position == 0)).any()
     if config.drop_first and not begins and "position" not in piece:
         raise DataError(
-            f"{next(iter(part.columns.values())).path} has rows in one line or padding in front, and --drop_first needs "
-            "to know where texts begin. Give sequences, [sequences, positions, d], or integers named position."
+            f"{next(iter(part.columns.values())).path} has rows in one line or padding in front, and --drop_first "
+            "needs to know where texts begin. Give sequences, [sequences, positions, d], or integers named position."
         )
     counters = {"dropped_non_finite": dropped}
     counters |= {"dropped_padding": int(padding.sum())} if MASK in piece else {}

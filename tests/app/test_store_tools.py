@@ -678,7 +678,7 @@ def test_first_positions_are_left_out_where_it_is_known_which_they_are(tmp_path)
     assert np.array_equal(bits(in_order(tmp_path / "t")["blocks.6.resid_pre"]), bits(flat[places >= 2]))
     with pytest.raises(DataError, match=r"rows in one line or.*integers named position"):
         import_files(tmp_path / "u", [as_npz(tmp_path / "z", flat)], config)
-    with pytest.raises(DataError, match=r"padded in front.*integers named position"):
+    with pytest.raises(DataError, match=r"padding in front.*integers named position"):
         import_files(tmp_path / "v", [as_npz(tmp_path / "w", SEQUENCES, attention_mask=mask[:, ::-1])], config)
 
 
