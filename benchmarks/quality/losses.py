@@ -123,9 +123,10 @@ def shown(data: DataSet, results: Sequence[Row]) -> list[Row]:
 
 
 HEAD = """
-{title}, where the reconstruction takes the activation's place in {predicted:,} predicted held-out tokens of {documents}
-documents, tokens that the capture leaves out excepted; saejax's own evaluation, the peers' dictionaries read from their
-own files. Differences are saejax less the peer, their intervals over seeds and these documents.
+{title}.
+The reconstruction takes the activation's place in {predicted:,} predicted held-out tokens of {documents} documents, but
+for tokens that the capture leaves out. saejax's own evaluation; the peers' dictionaries are read from their own files.
+Differences are saejax less the peer, their intervals over seeds and these documents.
 
 """
 
