@@ -33,6 +33,7 @@ from saejax.core.arrays import as_array
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm.conventions import DecoderConfig, Parameter, ParameterPath, Rope, tree_of
 from saejax.lm.experts import routed
+from saejax.lm.product import product
 from saejax.lm.rows import check_ids, check_length, check_rows
 
 Params = dict[str, Any]
@@ -275,7 +276,7 @@ def _attention(
         # One plain matrix product, then a transposition: XLA's CPU backend runs the equivalent einsum with two
         # output axes about three times slower (measured with its gradient).
         W_MHD = p[f"W_{name}"]
-        y_BSHD = (x_BSM @ W_MHD.reshape(config.d_model, -1)).reshape(*x_BSM.shape[:2], *W_MHD.shape[1:])
+        y_BSHD = product(x_BSM, W_MHD.reshape(config.d_model, -1)).reshape(*x_BSM.shape[:2], *W_MHD.shape[1:])
         if f"b_{name}" in p:
             y_BSHD = y_BSHD + p[f"b_{name}"][None, None]
         if config.qk_norm_of_all and name != "V":
@@ -290,7 +291,7 @@ def _attention(
         q_BHSD, k_BGSD = rotate(q_BHSD, rotation), rotate(k_BGSD, rotation)
     z_BHSD = attend(q_BHSD, k_BGSD, v_BGSD, tap)
     z_BSN = tap("attn_z", z_BHSD.transpose(0, 2, 1, 3).reshape(*x_BSM.shape[:2], -1))
-    return _plus(z_BSN @ p["W_O"].reshape(-1, config.d_model), p, "b_O")
+    return _plus(product(z_BSN, p["W_O"].reshape(-1, config.d_model)), p, "b_O")
 
 
 def attended(
@@ -300,11 +301,11 @@ def attended(
     if config.kv_heads < config.n_head:
         k_BGTD, v_BGTD = (jnp.repeat(x, config.n_head // config.kv_heads, axis=1) for x in (k_BGTD, v_BGTD))
     scale = config.d_head**-0.5 if config.attn_scale is None else config.attn_scale
-    scores_BHST = jnp.matmul(q_BHSD, k_BGTD.transpose(0, 1, 3, 2)) * scale
+    scores_BHST = product(q_BHSD, k_BGTD.transpose(0, 1, 3, 2)) * scale
     scores_BHST = softcap(scores_BHST.astype(jnp.float32), config.attn_softcap)
     masked_BHST = jnp.where(mask_BST[:, None], scores_BHST, -1e30)
     pattern_BHST = jax.nn.softmax(masked_BHST, axis=-1).astype(v_BGTD.dtype)
-    return jnp.matmul(tap("attn_pattern", pattern_BHST), v_BGTD)
+    return product(tap("attn_pattern", pattern_BHST), v_BGTD)
 
 
 def _within_rows(
@@ -329,13 +330,13 @@ def _within_rows(
 def _mlp(config: DecoderConfig, p: Params, x_BSM: jax.Array, tap: Tap) -> jax.Array:
     """act(x W_in + b_in) W_out + b_out; gated, act(x W_gate + b_gate) (x W_in + b_in) W_out + b_out."""
     act = ACTIVATIONS[config.activation]
-    h_BSF = _plus(x_BSM @ p["W_in"], p, "b_in")
-    h_BSF = act(_plus(x_BSM @ p["W_gate"], p, "b_gate")) * h_BSF if "W_gate" in p else act(h_BSF)
-    return _plus(tap("mlp_act", h_BSF) @ p["W_out"], p, "b_out")
+    h_BSF = _plus(product(x_BSM, p["W_in"]), p, "b_in")
+    h_BSF = act(_plus(product(x_BSM, p["W_gate"]), p, "b_gate")) * h_BSF if "W_gate" in p else act(h_BSF)
+    return _plus(product(tap("mlp_act", h_BSF), p["W_out"]), p, "b_out")
 
 
 def _logits(config: DecoderConfig, params: Params, x_BSM: jax.Array) -> jax.Array:
-    logits_BSV = _plus(jnp.einsum("bsm,mv->bsv", x_BSM, unembedding(params)), params, "b_U")
+    logits_BSV = _plus(product(x_BSM, unembedding(params)), params, "b_U")
     return softcap(logits_BSV, config.logit_softcap)
 
 

@@ -39,6 +39,7 @@ from benchmarks.demo_lm.pretrain import PretrainConfig, evaluate, pretrain
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm import HOOK_NAMES, LanguageModel, LMConfig, checkpoint, decoder, load_lm
 from saejax.lm.conventions import DecoderConfig, Rope
+from saejax.lm.product import product
 
 # Not compiled, a new shape costs seconds: whatever runs so has this one.
 ROW = rows_of([[30, 18]])
@@ -552,3 +553,17 @@ def test_pretraining_learns_a_repetition() -> None:
     assert steps == [50, 100, 120]
     assert losses[0] > losses[1] > losses[2]
     assert evaluate(config, params, rows, batch=8) < 0.5 < math.log(11)
+
+
+def test_a_product_in_bfloat16_is_summed_in_float32_and_rounded_once() -> None:
+    shapes = ((7, 600), (600, 5))
+    a, b = (np.random.default_rng(i).normal(size=shape).astype(jnp.bfloat16) for i, shape in enumerate(shapes))
+    wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
+    result = product(jnp.asarray(a), jnp.asarray(b))
+    assert result.dtype == jnp.bfloat16
+    # Half a unit in the last of 8 bits, and what 600 float32 sums round.
+    np.testing.assert_allclose(np.asarray(result).astype(np.float64), wide_a @ wide_b, rtol=2**-8, atol=1e-4)
+    grad = jax.grad(lambda x: product(x, jnp.asarray(b)).sum())(jnp.asarray(a))
+    assert grad.dtype == jnp.bfloat16
+    wanted = np.tile(wide_b.sum(1), (7, 1))
+    np.testing.assert_allclose(np.asarray(grad).astype(np.float64), wanted, rtol=2**-7, atol=1e-2)
