@@ -92,7 +92,7 @@ truth: $(RUN_STAMP)  ## saejax and the peers on planted features: MCC, F1, FVE, 
 	@[ -x build/peers-venv/bin/python ] || sh benchmarks/peers/make_env.sh
 	$(BIN)/python -m benchmarks.quality.run --sets=truth,truth_large $(ARGS)
 
-real: $(TEST_STAMP)  ## SmolLM2-135M from its package to dictionaries, half an hour or more; ARGS=--short: minutes
+real: $(TEST_STAMP)  ## SmolLM2-135M from its package to dictionaries, hours on two cores; ARGS=--short: minutes
 	$(BIN)/python -m benchmarks.real $(ARGS)
 
 docs: $(DOCS_STAMP) $(TEST_STAMP)  ## build the site into docs/_build/html; runs the notebooks and the pages' Python
