@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shlex
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -125,7 +126,7 @@ def dictionary_of(data: DataSet, row: Row) -> Path:
     """The folder of a line's dictionary. Where this machine does not have it, it is trained again.
 
     Raises:
-        RuntimeError: then its FVE is another than the line's.
+        RuntimeError: then its FVE is another than the line's; the dictionary is removed.
     """
     folder = data.dictionary(row["key"])
     assert folder is not None, f"dictionaries of {data.name} are not kept"
@@ -135,6 +136,7 @@ def dictionary_of(data: DataSet, row: Row) -> Path:
         again = Run(data, **{name: row[name] for name in names}).train()
         print(*row["key"], f"trained again: fve={again['fve']} of {row['fve']}, {again['seconds']} s", flush=True)
         if abs(again["fve"] - row["fve"]) > _AGAIN:
+            shutil.rmtree(folder)  # or the next call would take it unseen
             raise RuntimeError(f"{folder}: FVE is {again['fve']}, and {RESULTS} says {row['fve']}")
     return folder
 

@@ -12,7 +12,7 @@ from saejax.lm.conventions import DecoderConfig, ParameterPath, tree_of
 _WRITES = ("W_E", "W_pos", "W_O", "b_O", "W_out", "b_out")
 
 
-def centred(config: DecoderConfig, params: dict[str, Any]) -> tuple[DecoderConfig, dict[str, Any]]:
+def centre_writes(config: DecoderConfig, params: dict[str, Any]) -> tuple[DecoderConfig, dict[str, Any]]:
     """W <- W - mean over d_model of all that writes: the residual stream x becomes x - mean(x) at every hook point.
 
     The logits stay, because every LayerNorm subtracts the mean. An unembedding that was tied is an array of its own

@@ -19,7 +19,7 @@ from saejax.core.files import read_json
 from saejax.core.places import as_place, what_is
 from saejax.core.settings import Settings, setting
 from saejax.lm import checkpoint, decoder, families
-from saejax.lm.centring import centred
+from saejax.lm.centring import centre_writes
 from saejax.lm.conventions import DecoderConfig, shard_params
 from saejax.lm.display import model_html
 from saejax.lm.fetching import fetch_config, fetch_model, fetch_tokenizer
@@ -287,7 +287,7 @@ def load_lm(
         return load_torch(folder, read, _identity(wanted, folder, read), wanted.dtype, device, TRANSFORMER_LENS)
     config, params = checkpoint.read_params(folder, _DTYPES[wanted.dtype], mesh)
     if wanted.center_writing_weights:
-        config, params = centred(config, params)
+        config, params = centre_writes(config, params)
     read, family = Tokenizer.from_folder(folder).for_rows(config.vocab_size), checkpoint.read_config(folder)[0]
     return LanguageModel(config, params, read, _identity(wanted, folder, read), family["model_type"])
 
@@ -322,7 +322,7 @@ def _load_module(
     read = ModuleTensors(module), config_json, config, name, _DTYPES[wanted.dtype], mesh
     config, params = checkpoint.params_of(*read)
     if wanted.center_writing_weights:
-        config, params = centred(config, params)
+        config, params = centre_writes(config, params)
     tokenizer = tokenizer.for_rows(config.vocab_size) if tokenizer else IdsAlone.of(config.vocab_size)
     lm = LanguageModel(config, params, tokenizer, identity, config_json["model_type"])
     tokens, theirs = sampled_results(module, config.vocab_size, config.context_length)
