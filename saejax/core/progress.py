@@ -16,7 +16,8 @@ class Progress:
     Attributes:
         tokens: those of this session, without those done before it.
 
-    With `shown` false it only counts: of several processes one shows.
+    With `shown` false it only counts: of several processes one shows. Where whole batches end beyond `total`, what was
+    done becomes the total.
     """
 
     def __init__(self, stage: str, total: int, done: int = 0, shown: bool = True, unit: str = "tokens"):
@@ -42,8 +43,10 @@ class Progress:
     def advance(self, tokens: int, **show: str) -> None:
         """Count `tokens` more; `show` are a few words about the state of the work, kept until changed."""
         self.tokens += tokens
+        self._total = max(self._total, self._before + self.tokens)
         self._show |= show
         if self._bar is not None:
+            self._bar.total = self._total
             self._bar.set_postfix(self._show, refresh=False)
             self._bar.update(tokens)
         elif self._shown and time.perf_counter() - self._last_line > _LOG_EVERY_SECONDS:

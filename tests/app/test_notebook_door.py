@@ -243,3 +243,15 @@ def test_a_kernel_shows_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     with Progress("train", 10) as progress:
         progress.advance(10)
     assert "10/10 tokens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_whole_batches_that_end_beyond_the_total_become_the_total(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    with Progress("evaluate", 10, done=2) as progress:
+        progress.advance(6)
+        progress.advance(6)
+    last = capsys.readouterr().err.split("\r")[-1]
+    assert "14.0/14.0" in last if terminal else "14/14 tokens" in last
