@@ -15,6 +15,7 @@ worlds.json has each world's settings in saejax's names, and one .npz a world:
     x_mean [D], x_cov [D, D]    of the activations
 
 directions.npz: random rows, the same after SAELens' orthogonalisation, and the mean-max superposition of several seeds.
+saved/                         the world "all" as SAELens saves it, and what it has after it is loaded again: loaded.npz
 scores_<case>.npz: decoder, latents, true magnitudes, activations, reconstructions; scores.json: SAELens' figures.
 """
 
@@ -258,6 +259,23 @@ def main() -> None:
         case, scores[name] = score_case(name, seed)
         np.savez_compressed(OUT / f"scores_{name}.npz", **case)
     (OUT / "scores.json").write_text(json.dumps(scores, indent=1) + "\n")
+    write_saved()
+
+
+def write_saved() -> None:
+    model_of({"roots": 0, **SMALL, **WORLDS["all"]}).save(OUT / "saved")
+    loaded = SyntheticModel.load_from_disk(OUT / "saved")
+    generator, tree = loaded.activation_generator, tree_of(loaded, SMALL["n_features"])
+    arrays = {
+        "directions": loaded.feature_dict.feature_vectors.detach(),
+        "bias": loaded.feature_dict.bias.detach(),
+        "probability": generator.firing_probabilities,
+        "mean": generator.mean_firing_magnitudes,
+        "std": generator.std_firing_magnitudes,
+        "causes": loaded.correlation_matrix.correlation_factor,
+    }
+    trees = dict(zip(("parent", "exclusive"), tree, strict=True))
+    np.savez_compressed(OUT / "saved" / "loaded.npz", **trees, **{name: a.numpy() for name, a in arrays.items()})
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from saejax.app.experiment import Experiment, experiment
 from saejax.app.load import load
 from saejax.app.training_folders import RunFolder
 from saejax.coders import TOPOLOGIES, Coder
-from saejax.core.config import to_json
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError, SaejaxError
 from saejax.core.files import write_bytes, write_json
 from saejax.evals.truth import NAME, Planted, PlantedBatches, Scores, heldout, plant, score
@@ -127,7 +126,7 @@ class PlantedMaterials:
         return verify_provenance(self.experiment.run, {"train": world, "heldout": {}, "lm": {}, "text": {}})
 
     def build(self) -> Coder:
-        width = self.experiment.truth.d_in
+        width = self.planted.world.d_in
         return coder_of(self.experiment, [width], [width])
 
     def data(self, hook_points: Sequence[str], mesh: Mesh | None, tell: Tell) -> Data:
@@ -143,7 +142,7 @@ class PlantedMaterials:
 def _score_and_write(e: Experiment, planted: Planted, sae: TrainedCoder, folder: Path) -> Scores:
     """Score a dictionary and write truth.json and truth.png."""
     scores = score(sae, planted, e.truth.score_samples, shown=True)
-    about = {"step": sae.step, "sha256": sae.fingerprint(), "world": to_json(e.truth)}
+    about = {"step": sae.step, "sha256": sae.fingerprint(), "world": planted.described()}
     write_json(Run(folder).truth, about | scores.to_json())
     title = f"{folder.name}: the {planted.world.n_features:,} features"
     write_bytes(Run(folder).truth.with_suffix(".png"), truth_picture(scores, title))

@@ -13,9 +13,11 @@ import numpy as np
 import optax
 
 from saejax.core.config import to_json
+from saejax.core.errors import ConfigError
 from saejax.core.rng import stream
 from saejax.core.settings import deciding
 from saejax.evals.truth.hierarchy import Hierarchy, make_hierarchy
+from saejax.evals.truth.saelens import read_world
 from saejax.evals.truth.world import Magnitudes, World
 from saejax.kernels.dense import EXACT
 
@@ -122,6 +124,7 @@ class Planted:
         mean, std: float64 [N], of the magnitude of each where it fires.
         hierarchy: who is whose child.
         causes: float64 [N, R], each feature's weights on the common causes; R = 0 without correlation.
+        saved: sha256 of the files of a world that was read; empty where the settings made it.
     """
 
     world: World
@@ -132,12 +135,20 @@ class Planted:
     std: np.ndarray
     hierarchy: Hierarchy
     causes: np.ndarray
+    saved: str = ""
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """sha256 of the settings that decide it."""
+        """sha256 of the settings that decide it, or of its files."""
         settings = deciding(World, to_json(self.world))
-        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+        return self.saved or hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+    def described(self) -> dict[str, Any]:
+        """Its settings, or where it was read from, for JSON."""
+        if not self.saved:
+            return to_json(self.world)
+        n_features, d_in = self.directions.shape
+        return {"source": self.world.source, "sha256": self.saved, "n_features": n_features, "d_in": d_in}
 
     def sample(self, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
         """n samples: (activations [n, D], the true features' magnitudes [n, N], 0 where they do not fire), float32.
@@ -167,7 +178,14 @@ class Planted:
 
 
 def plant(world: World) -> Planted:
-    """The features of a world: a function of its settings."""
+    """The features of a world: a function of its settings, or those of the folder that `source` names.
+
+    Raises:
+        ConfigError: beside `source` there are settings that would make features.
+        DataError: the folder holds no world that can be sampled.
+    """
+    if world.source:
+        return _read(world)
     hierarchy, p_N = make_hierarchy(world), probabilities(world)
     if world.compensate:
         p_N = np.minimum(p_N * hierarchy.factors(p_N), 1)
@@ -178,6 +196,18 @@ def plant(world: World) -> Planted:
     )
     causes_NR = common_causes(world) if world.rank else np.zeros((world.n_features, 0))
     return Planted(world, rows_ND, bias_D, p_N, mean_N, std_N, hierarchy, causes_NR)
+
+
+def _read(world: World) -> Planted:
+    makes = [name for name in deciding(World, to_json(world)) if getattr(world, name) != getattr(World(), name)]
+    if makes:
+        raise ConfigError(
+            f"truth.{makes[0]} is set, and the features are those of truth.source={world.source}. Begin with "
+            "--config=truth:saelens, which sets nothing else, or leave truth.source empty."
+        )
+    saved, digest = read_world(world.source)
+    n_features, d_in = saved.directions.shape
+    return Planted(dataclasses.replace(world, n_features=n_features, d_in=d_in), **vars(saved), saved=digest)
 
 
 def _draw(of: dict[str, Any], key: jax.Array, n: int) -> jax.Array:

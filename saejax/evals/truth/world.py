@@ -57,8 +57,15 @@ class Spreads(Magnitudes, section="truth.std"):
 
 @dataclasses.dataclass(frozen=True)
 class World(Settings, section="truth"):
-    """The planted world. All of it is a function of these settings."""
+    """The planted world. All of it is a function of these settings, or what the folder `source` holds."""
 
+    source: str = setting(
+        "",
+        "Folder of a world that SAELens saved (SyntheticModel.save). Its features are planted in place of those that "
+        "the other settings would make; d_in and n_features follow.",
+        decides=False,
+        place="path",
+    )
     n_features: int = setting(1024, "True features.", low=1)
     d_in: int = setting(256, "Width of the activations.", low=1)
     firing: str = setting(
