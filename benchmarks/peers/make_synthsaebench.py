@@ -5,8 +5,8 @@
     saejax truth --config=truth:saelens --config.truth.source=build/truth/small
 
 The recipe is that of decoderesearch/synth-sae-bench-experiments (seed 42). The published world was drawn on a GPU,
-which has other random numbers: 16k made here has the same trees and mean magnitudes, and other directions and causes. `small`
-is the recipe at a sixteenth of the features and a third of the width, as truth:synthsaebench_small.
+which has other random numbers: 16k made here has the same trees and mean magnitudes, and other directions and causes.
+`small` is the recipe at a sixteenth of the features and a third of the width, as truth:synthsaebench_small.
 """
 
 import sys

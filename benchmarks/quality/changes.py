@@ -10,6 +10,7 @@ made. What was not kept and has no setting stands here, as a function of the sta
 import dataclasses
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ class At:
 
     Attributes:
         l0: k, or target_l0.
-        lr: TopK's: that which fitted best with the settings of before, among 1e-3, 3e-3, 1e-2.
+        lr: TopK's: that which fitted best with the settings of before, among 1e-3, 3e-3, 1e-2; 0: the default.
         l1: of penalised families, for about that L0.
     """
 
@@ -45,9 +46,10 @@ AT = {
     "demo": At(24, 1e-2, {"gated": 1.5, "standard": 1.6}),
     "encoder": At(24, 3e-3, {"gated": 3.4, "standard": 2.2}),
     "truth": At(12, 3e-3, {"gated": 1.7, "standard": 1.0}),
+    "smollm2": At(32, 0.0, {}),
 }
 # Slow: there the kept changes alone are tried.
-KEPT_ONLY = ("encoder",)
+KEPT_ONLY = ("encoder", "smollm2")
 
 # The defaults of 2026-11-22, at which a tenth of the tokens made a latent dead.
 NO_LIFT = {"lift_coefficient": 0.0}
@@ -133,7 +135,8 @@ STANDARD_BEFORE = _changed(STANDARD_LIFTED, coder=NO_LIFT)
 class Change:
     """What it is called in the lines, a setting, and what it became; `kept`: it is the default now.
 
-    `everywhere`: it is tried on slow data too, as those are that were kept.
+    `everywhere`: it is tried on slow data too, as those are that were kept; but for SmolLM2's, which has those alone
+    that begin at the defaults of 2026-11-27.
     """
 
     what: str
@@ -143,8 +146,23 @@ class Change:
     everywhere: bool = False
 
 
+# The defaults of 2026-11-27.
+NOW = {f"{name}, 2026-11-27": Setting(preset=name) for name in ("topk", "batchtopk", "matryoshka")}
 # What is no change itself.
-BEFORES = {"topk": BEFORE, "jumprelu": AT_HALF, "gated": GATED_BEFORE, "standard": STANDARD_BEFORE}
+BEFORES = {"topk": BEFORE, "jumprelu": AT_HALF, "gated": GATED_BEFORE, "standard": STANDARD_BEFORE} | NOW
+
+
+def _unrolled(steps: int) -> tuple[Change, ...]:
+    return tuple(
+        Change(
+            f"{before.preset}: the encoder looks {steps} more time{'s' * (steps > 1)} (`coder.lista_steps`)",
+            before,
+            _changed(before, coder={"lista_steps": steps}),
+            everywhere=True,
+        )
+        for before in NOW.values()
+    )
+
 
 # TopK's kept ones begin where the one before ends.
 CHANGES = (
@@ -203,6 +221,8 @@ CHANGES = (
     Change("standard: b_enc at 5 times the rate, in short trainings at more", STANDARD_LIFTED, STANDARD, True),
     Change("standard: a fifth of the training to rise", STANDARD, _changed(STANDARD, coder=_IN_A_FIFTH)),
     Change("standard: without the centre", STANDARD, _changed(STANDARD, coder={"encoder_centre": False})),
+    *_unrolled(1),
+    *_unrolled(2),
 )
 
 
@@ -222,14 +242,13 @@ and what was not kept where the last ends. "To rise": the penalty grows from 0 o
 """
 
 
-def train_all(stores: str, ends: float) -> None:
+def train_all(stores: str, ends: float, sets: Sequence[str]) -> None:
     """Every training that is not there, until the time is over."""
     there = {(row["set"], row["setting"], row["seed"]) for row in read()}
-    for name in AT:
-        SETS[name].prepare(stores)
     for name, what, seed in work():
-        if (name, what, seed) in there:
+        if (name, what, seed) in there or name not in sets:
             continue
+        SETS[name].prepare(stores)
         if time.monotonic() > ends:
             return
         row = {"set": name, "setting": what, "seed": seed, "date": time.strftime("%Y-%m-%d")}
@@ -243,7 +262,9 @@ def work() -> list[tuple[str, str, int]]:
     """(data set, setting, seed) in the order of training: the slow data set last, and what is kept first."""
     kept = {*BEFORES, *(change.what for change in CHANGES if change.kept or change.everywhere)}
     every = [(name, what, seed) for name in AT for seed in SEEDS for what in settings()]
-    wanted = [one for one in every if one[1] in kept or one[0] not in KEPT_ONLY]
+    new = {what for what, setting in settings().items() if setting in NOW.values()}
+    new |= {change.what for change in CHANGES if change.before in NOW.values()}
+    wanted = [one for one in every if one[1] in (new if one[0] == "smollm2" else kept) or one[0] not in KEPT_ONLY]
     return sorted(wanted, key=lambda one: (one[0] in KEPT_ONLY, one[1] not in kept))
 
 
@@ -289,17 +310,19 @@ def _of(rows: list[Row], data: str, setting: str) -> list[Row]:
 
 
 _STORES = flags.DEFINE_string("stores", "stores", "The folder of the captured activations.")
+_SETS = flags.DEFINE_list("sets", list(AT), "Train on these alone.")
 _MINUTES = flags.DEFINE_float("minutes", 1e9, "Start no training after so many minutes; the next call goes on.")
 _ONLY_TABLE = flags.DEFINE_bool("only_table", False, "Train nothing; make the table again.")
 
 
 def main(_: list[str]) -> None:
     if not _ONLY_TABLE.value:
-        train_all(_STORES.value, time.monotonic() + 60 * _MINUTES.value)
+        train_all(_STORES.value, time.monotonic() + 60 * _MINUTES.value, _SETS.value)
     rows = read()
     dates = sorted({row["date"] for row in rows})
     sets = "\n".join(
-        f"- {SETS[name].title}: L0 {at.l0} of {SETS[name].d_sae:,} latents, rate {at.lr:g}" for name, at in AT.items()
+        f"- {SETS[name].title}: L0 {at.l0} of {SETS[name].d_sae:,} latents, rate {at.lr or 'by default'}"
+        for name, at in AT.items()
     )
     head = HEAD.format(date=" to ".join(dict.fromkeys((dates[0], dates[-1]))), sets=sets, seeds=len(SEEDS))
     TABLE.write_text(head + "\n".join(table(rows)) + "\n", encoding="utf-8")

@@ -21,6 +21,8 @@ class TrainSettings(TypedDict, total=False):
     encoder_scale: float | None
     unit_decoder_every: int | None
     encoder_centre: bool | None
+    lista_steps: int | None
+    lista_rate: float
     b_dec_init: str
     firing_rate_init: float
     normalize: str

@@ -46,6 +46,11 @@ def at_model(lm: Any, dictionaries: Sequence[TrainedCoder]) -> tuple[TrainedCode
         for kind, why in _WITHOUT_A_PLACE.items():
             if isinstance(sae.coder.topology, kind):
                 raise ConfigError(f"{sae!r} cannot be a part of an attribution graph: {why}.")
+        if sae.coder.lista.steps:
+            raise ConfigError(
+                f"{sae!r} cannot be a part of an attribution graph: its encoder is unrolled (coder.lista_steps), and a "
+                "graph needs one that is linear."
+            )
         _check_model(lm, sae)
     named = [sae.at(lm) for sae in dictionaries]
     # One that has the names already stays itself, with the programs that it has compiled.

@@ -6,7 +6,9 @@ from typing import Any
 
 from saejax.coders.coder import Coder
 from saejax.coders.config import CoderConfig
+from saejax.coders.cross_layer import CrossLayerTranscoder
 from saejax.coders.initialisation import reconstructing_scale
+from saejax.coders.lista import Lista
 from saejax.coders.parts import SPARSITIES, TERMS
 from saejax.coders.ramp import At, Ramp
 from saejax.coders.sparsity.base import Sparsity
@@ -46,6 +48,11 @@ def build(
         raise ConfigError(f"coder.k_start is set, but {c.sparsity} has no k to anneal; remove it.")
     if c.k_start and c.hierarchical_every:
         raise ConfigError("coder.hierarchical_every trains every number of latents up to k: remove coder.k_start.")
+    if c.lista_steps and (not topology.tied or issubclass(topology, CrossLayerTranscoder)):
+        raise ConfigError(
+            f"coder.lista_steps is {c.lista_steps}: it is for coders with one group of latents that write what they "
+            f"read, and a {c.topology} is none. Set it to 0."
+        )
     by_rule = c.init == "transpose" and sparsity.kept
     scale_by_rule = reconstructing_scale(len(reads) * reads[0], at.width, sparsity.kept) if by_rule else 1.0
     return Coder(
@@ -64,6 +71,7 @@ def build(
         terms=_terms(c, sparsity, dataclasses.replace(at, kept=sparsity.kept)),
         unit_decoder_every=c.unit_decoder_every or 0,
         dead_after_tokens=c.dead_after(tokens),
+        lista=Lista(c.lista_steps or 0, c.lista_rate),
     )
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 
 from saejax.coders.config import LONG_AGO
 from saejax.coders.latents import Latents, Params
+from saejax.coders.lista import LINEAR, Lista
 from saejax.coders.sparsity.base import Keep, Sparsity
 from saejax.coders.term import Context, Term, squared_error
 from saejax.coders.topology import Axes, Declared, Topology
@@ -32,6 +34,7 @@ class Coder:
         terms: the loss is the sum of weight x term.
         unit_decoder_every: decoder rows go back to length 1 after every so many steps; 0 leaves them free.
         dead_after_tokens: a latent is dead when it has not fired for this many tokens.
+        lista: how often the encoder looks again at what it left over.
     """
 
     topology: Topology
@@ -39,16 +42,23 @@ class Coder:
     terms: tuple[Term, ...]
     unit_decoder_every: int
     dead_after_tokens: int
+    lista: Lista = LINEAR
 
     def init(self, key: jax.Array) -> Params:
         params = nn.meta.unbox(Declared(self.topology).init(key)["params"])
         shape = self.topology.latent_shape
-        learned = {name: jnp.full(shape, value, jnp.float32) for name, value in self.sparsity.parameters().items()}
+        learned = {name: jnp.full(shape, value, jnp.float32) for name, value in self._learned().items()}
         return params | learned
+
+    def _learned(self) -> dict[str, float]:
+        """Numbers of each latent that the selection learns, those of each step of the encoder too where it has them."""
+        learned = self.sparsity.parameters()
+        return learned | {own: learned[name] for _, name, own in self.lista.names(learned) if self.lista.own}
 
     def init_stats(self) -> Stats:
         """tokens_since_fired, int32 of the latents' shape, and what sparsity and terms follow."""
         followed = self.sparsity.statistics()
+        followed = followed | {own: followed[name] for _, name, own in self.lista.names(followed)}
         for term in self.terms:
             followed = followed | term.statistics()
         scalars = {name: jnp.float32(value) for name, value in followed.items()}
@@ -56,7 +66,7 @@ class Coder:
 
     def logical_axes(self) -> dict[str, Axes]:
         """{name of a parameter or statistic: logical axis of each of its dimensions}."""
-        of_latents = ("tokens_since_fired", *self.sparsity.parameters())
+        of_latents = ("tokens_since_fired", *self._learned())
         scalars = [name for name in self.init_stats() if name not in of_latents]
         of_sparsity = dict.fromkeys(of_latents, self.topology.latent_axes) | dict.fromkeys(scalars, ())
         return _axes(self.topology) | of_sparsity
@@ -79,7 +89,9 @@ class Coder:
         """
         factor_F = jnp.broadcast_to(jnp.asarray(factor, jnp.float32), self.topology.latent_shape)
         along = functools.partial(self.along_latents, of_latent=factor_F)
-        grown = ("W_enc", "b_enc", *self.sparsity.like_latents)
+        like = self.sparsity.like_latents
+        like += tuple(own for _, _, own in self.lista.names(like) if self.lista.own)
+        grown = ("W_enc", "b_enc", *like)
         return (
             params
             | {name: params[name] * along(name) for name in grown}
@@ -96,8 +108,31 @@ class Coder:
 
         Selection over a batch takes x as the batch: for single tokens use the coder that `inference` gives.
         """
-        pre = self.topology.pre_activations(params, x)
+        into, _ = self._encoder_reads(params, x, LONG_AGO, self.sparsity, _dense)
+        pre = self.topology.pre_activations(params, into)
         return self.sparsity(pre, functools.partial(entries, pre), params, LONG_AGO)
+
+    def _encoder_reads(
+        self,
+        params: Params,
+        x: jax.Array,
+        step: jax.Array | int,
+        sparsity: Sparsity,
+        take: Callable[[Params, jax.Array, jax.Array], Keep],
+    ) -> tuple[jax.Array, tuple[Latents, ...]]:
+        """(u [B, *in] of `lista`, which the encoder reads in place of x, the latents of the steps before the last)."""
+        into, earlier = x, []
+        for t in range(self.lista.steps):
+            own = self.lista.at(t, params, sparsity.parameters())
+            pre = self.topology.pre_activations(params, into)
+            latents = sparsity(pre, take(params, into, pre), own, step)
+            into = into + self.lista.rate * (x - self.topology.decode(params, latents, x))
+            earlier.append(latents)
+        return into, tuple(earlier)
+
+    def _sparse(self, params: Params, into: jax.Array, pre: jax.Array) -> Keep:
+        """Called by a selection, whose gradient is then the encoder's."""
+        return jax.named_scope("encode")(functools.partial(self.topology.kept, params, into, pre))
 
     def group(self, params: Params, g: int) -> tuple["Coder", Params]:
         """(coder, params) of one group of latents by itself, as the layers of a cross-layer transcoder are.
@@ -121,8 +156,13 @@ class Coder:
         if "centre" in params:
             params, gain = topology.uncentred(params)
             params, topology = self.sparsity.biased(params, gain), dataclasses.replace(topology, centred=False)
-        sparsity, params = self.sparsity.inference(params, stats, topology.latent_shape)
-        return dataclasses.replace(self, topology=topology, sparsity=sparsity, terms=()), params
+        sparsity, alone = self.sparsity.inference(params, stats, topology.latent_shape)
+        # What follows the batches has followed those of each step.
+        lista = dataclasses.replace(self.lista, own=bool(self.sparsity.statistics() and self.lista.steps))
+        for t, name, own in lista.names(sparsity.parameters() if lista.own else ()):
+            at_t = stats | {of: stats[f"{of}_{t}"] for of in self.sparsity.statistics()}
+            alone = alone | {own: self.sparsity.inference(params, at_t, topology.latent_shape)[1][name]}
+        return dataclasses.replace(self, topology=topology, sparsity=sparsity, terms=(), lista=lista), alone
 
     def loss(
         self,
@@ -164,6 +204,8 @@ class Coder:
         with jax.named_scope("statistics"):
             seen = {"tokens": jnp.int32(n_tokens(c.x.shape[0])), "fired": c.latents.fired().astype(jnp.int32)}
             seen |= self.sparsity.seen(c.latents)
+            for t, latents in enumerate(c.earlier):
+                seen |= {f"{name}_{t}": value for name, value in self.sparsity.seen(latents).items()}
             for term in self.terms:
                 seen |= term.seen(c)
             metrics = values | {
@@ -179,6 +221,12 @@ class Coder:
         since = jnp.minimum(stats["tokens_since_fired"] + seen["tokens"], LONG_AGO)
         new = stats | {"tokens_since_fired": jnp.where(seen["fired"] > 0, 0, since)}
         new = new | self.sparsity.follow(stats, seen, step)
+        for t in range(self.lista.steps):
+            followed, names = self.sparsity.statistics(), [name for name in seen if f"{name}_{t}" in seen]
+            at_t = stats | {name: stats[f"{name}_{t}"] for name in followed}
+            seen_t = seen | {name: seen[f"{name}_{t}"] for name in names}
+            after = self.sparsity.follow(at_t, seen_t, step)
+            new = new | {f"{name}_{t}": after[name] for name in followed}
         for term in self.terms:
             new = new | term.follow(stats, seen)
         return new
@@ -189,19 +237,22 @@ class Coder:
         x, y = (part[name].astype(jnp.float32) for name in ("x", "y"))
         dead = stats["tokens_since_fired"] >= self.dead_after_tokens
         sparsity = self.sparsity.for_loss(frozenset().union(*(term.needs for term in self.terms)))
+        # Of constants: no gradient flows through what the encoder reads.
+        constants, take = jax.lax.stop_gradient(params), self._sparse if sparsity.sparse else _dense
+        with jax.named_scope("lista"):
+            into, earlier = self._encoder_reads(constants, x, step, sparsity, take)
         with jax.named_scope("encode"):
-            pre = self.topology.pre_activations(params, x)
-            keep: Keep = functools.partial(entries, pre)
+            pre = self.topology.pre_activations(params, into)
             if sparsity.sparse:  # no dense gradient
                 # Behind a barrier it is stored once, not once for everyone who reads it.
                 pre = jax.lax.optimization_barrier(jax.lax.stop_gradient(pre))
-                # Called by the selection, whose gradient is then the encoder's.
-                keep = jax.named_scope("encode")(functools.partial(self.topology.kept, params, x, pre))
+            keep = take(params, into, pre)
         with jax.named_scope("select"):
             latents = sparsity(pre, keep, params, step)
         with jax.named_scope("decode"):
             y_hat = self.topology.decode(params, latents, x)
-        return Context(self.topology, sparsity, params, x, y, y_hat, pre, keep, latents, dead, stats, step, variance)
+        about = (self.topology, sparsity, params, x, y, y_hat, pre, keep, latents, dead, stats, step, variance)
+        return Context(*about, into=into, earlier=earlier)
 
     def project_gradients(self, params: Params, grads: Params) -> Params:
         """With a unit decoder: removes from each decoder row's gradient its part along the row."""
@@ -226,6 +277,10 @@ class Coder:
             return params | jax.tree.map(unit_rows, rows)
         due = (step + 1) % self.unit_decoder_every == 0
         return params | jax.lax.cond(due, lambda: jax.tree.map(unit_rows, rows), lambda: rows)
+
+
+def _dense(params: Params, into: jax.Array, pre: jax.Array) -> Keep:
+    return functools.partial(entries, pre)
 
 
 @functools.lru_cache(maxsize=64)

@@ -4,6 +4,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Self
 
 from saejax.coders.initialisation import INITS
+from saejax.coders.lista import MOST_STEPS
 from saejax.coders.parts import SPARSITIES, with_parts
 from saejax.coders.recipes import RECIPES
 from saejax.coders.reconstruction import ReconstructionSettings
@@ -62,6 +63,18 @@ class CoderKeys(Settings, section="coder"):
         "an autoencoder's encoder sees x - b_dec, and every other one x. Without it latents die at large rates. A "
         "layernorm_autoencoder has none.",
         base=True,
+    )
+    lista_steps: int | None = setting(
+        None,
+        "The encoder looks so many times again at what it left over, with the same weights (LISTA). Each time costs a "
+        "dense product and a decoding; the reconstruction is better at the same L0. 0 is a linear encoder. For coders "
+        "that write what they read; attribution and other projects' formats have no such encoder.",
+        low=0,
+        high=MOST_STEPS,
+        base=0,
+    )
+    lista_rate: float = setting(
+        0.3, "What the encoder reads gains this share of the error before it looks again.", above=0, high=2
     )
     b_dec_init: str = setting("mean", "Where b_dec starts among the stored targets.", choices=CENTRES)
     firing_rate_init: float = setting(

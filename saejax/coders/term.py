@@ -29,6 +29,8 @@ class Context:
         stats: statistics before this batch.
         step: int32, number of finished steps.
         whole_variance: `total_variance` of the targets of the whole batch, where these tokens are a part of it.
+        into: what the encoder reads, where it is not x (`encoded`).
+        earlier: latents of an unrolled encoder's steps before the last (`lista`).
     """
 
     topology: Topology
@@ -44,6 +46,13 @@ class Context:
     stats: dict[str, jax.Array]
     step: jax.Array
     whole_variance: jax.Array | None = None
+    into: jax.Array | None = None
+    earlier: tuple[Latents, ...] = ()
+
+    @property
+    def encoded(self) -> jax.Array:
+        """[B, ...]: what `pre` are the pre-activations of."""
+        return self.x if self.into is None else self.into
 
     @property
     def variance(self) -> jax.Array:

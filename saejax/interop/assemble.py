@@ -103,11 +103,16 @@ def _checked_params(
 
 
 def coder_kind(sae: TrainedCoder) -> Kind:
-    """(topology, sparsity) by name; a transcoder that writes what it reads is an UNCENTRED autoencoder."""
+    """(topology, sparsity) by name; a transcoder that writes what it reads is an UNCENTRED autoencoder.
+
+    With an unrolled encoder it is a topology that no format has.
+    """
     described = sae.describe()
     topology = described["topology"]
     if topology == "transcoder" and sae.sites.reads == sae.sites.writes:
         topology = UNCENTRED
+    if sae.coder.lista.steps:
+        topology += " with an unrolled encoder"
     return topology, described["sparsity"]["name"]
 
 

@@ -183,7 +183,9 @@ class TrainedCoder:
         t, kind = self.coder.topology, type(self.coder.sparsity).__name__
         reads, writes = (", ".join(names) for names in (self.sites.reads, self.sites.writes))
         at = reads if reads == writes else f"{reads} -> {writes}"
-        return f"TrainedCoder({type(t).__name__} x {kind}, {at}, d_in={t.d_in}, d_sae={t.d_sae}, step={self.step})"
+        lista = f", lista_steps={self.coder.lista.steps}" if self.coder.lista.steps else ""
+        sizes = f"d_in={t.d_in}, d_sae={t.d_sae}{lista}, step={self.step}"
+        return f"TrainedCoder({type(t).__name__} x {kind}, {at}, {sizes})"
 
     def _repr_html_(self) -> str:
         return html_card(repr(self), self.describe())

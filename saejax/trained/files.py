@@ -18,6 +18,7 @@ import safetensors
 import safetensors.numpy
 
 from saejax.coders import SPARSITIES, TOPOLOGIES, Coder, Sites
+from saejax.coders.lista import LINEAR, MOST_STEPS, Lista
 from saejax.coders.parts import is_outside, unregistered
 from saejax.coders.ramp import Ramp
 from saejax.core.config import nearest
@@ -94,7 +95,7 @@ def describe(coder: Coder, sites: Sites) -> dict[str, Any]:
         "latent_shape": list(topology.latent_shape),
         "reads": list(sites.reads),
         "writes": list(sites.writes),
-    }
+    } | ({"lista": dataclasses.asdict(coder.lista)} if coder.lista.steps else {})
 
 
 def coder_of(described: Mapping[str, Any]) -> Coder:
@@ -130,7 +131,19 @@ def coder_of(described: Mapping[str, Any]) -> Coder:
         terms=(),
         unit_decoder_every=0,
         dead_after_tokens=1,
+        lista=_lista_of(described),
     )
+
+
+def _lista_of(described: Mapping[str, Any]) -> Lista:
+    """Raises ValueError, KeyError or TypeError for what no `describe` wrote."""
+    if "lista" not in described:
+        return LINEAR
+    lista = Lista(**described["lista"])
+    steps, rate = lista.steps, lista.rate
+    if type(steps) is not int or not 1 <= steps <= MOST_STEPS or not isinstance(rate, float) or not 0 < rate <= 2:
+        raise ValueError(f"lista is {described['lista']!r}")
+    return dataclasses.replace(lista, own=lista.own is True)
 
 
 def sites_of(described: Mapping[str, Any]) -> Sites:

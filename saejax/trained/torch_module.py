@@ -35,6 +35,8 @@ def torch_module(described: Mapping[str, Any], kept: int, params: Mapping[str, A
         import torch
     except ImportError:
         raise ConfigError(f"to_torch needs PyTorch, which is not installed: {installing('torch')}") from None
+    lista = described.get("lista", {"steps": 0, "rate": 0.0})
+    selections = [selection(torch, sparsity, kept, suffix=f"_{t}") for t in range(lista["steps"])]
     select = selection(torch, sparsity, kept)
     normalised, skips, centred = topology.startswith("layernorm"), topology.startswith("skip"), "auto" in topology
 
@@ -46,10 +48,16 @@ def torch_module(described: Mapping[str, Any], kept: int, params: Mapping[str, A
 
         def encode(self, x: Any) -> Any:
             """[..., D] -> [..., F]"""
+            into = x
+            for select_step in selections:
+                into = into + lista["rate"] * (x - self.decode(select_step(self, self._products(into)), x))
+            return select(self, self._products(into))
+
+        def _products(self, x: Any) -> Any:
             if normalised:
                 mean, std = self._moments(x)
                 x = (x - mean) / (std + self.ln_eps)
-            return select(self, (x - self.b_dec if centred else x) @ self.W_enc)
+            return (x - self.b_dec if centred else x) @ self.W_enc
 
         def decode(self, latents: Any, x: Any = None) -> Any:
             """[..., F] -> [..., D]"""
@@ -74,17 +82,19 @@ def torch_module(described: Mapping[str, Any], kept: int, params: Mapping[str, A
         raise ConfigError(f"to_torch: device {str(device)!r} cannot be used here ({why}).") from None
 
 
-def selection(torch: Any, sparsity: str, kept: int, prefix: str = "") -> Callable[[Any, Any], Any]:
+def selection(torch: Any, sparsity: str, kept: int, prefix: str = "", suffix: str = "") -> Callable[[Any, Any], Any]:
     """(module, x' W_enc [..., F]) -> latents [..., F], by the module's parameters b_enc, threshold, r_mag and b_mag.
 
     Args:
         sparsity: relu, jumprelu, gated, topk or abs_topk.
         kept: latents that the last two keep of a token.
         prefix: of the parameters' names in the module.
+        suffix: of the names of parameters that a step of the encoder has for itself.
     """
 
     def of(module: Any, name: str) -> Any:
-        return getattr(module, prefix + name)
+        own = prefix + name + suffix
+        return getattr(module, own if hasattr(module, own) else prefix + name)
 
     def pre(module: Any, raw: Any) -> Any:
         return raw + of(module, "b_enc")

@@ -108,7 +108,12 @@ def warm_start(source: TrainedCoder, coder: Coder, sites: Sites) -> tuple[Params
     source = _uncentred(source)
     known = dataclasses.replace(coder, topology=dataclasses.replace(coder.topology, d_sae=source.coder.topology.d_sae))
     params = _in_topology(source, known.topology, sites)
+    for _, _, own in source.coder.lista.names(source.coder.sparsity.parameters()):
+        params.pop(own, None)  # a training finds them anew
     params, threshold, notes = _in_sparsity(source.coder.sparsity, known.sparsity, params)
+    if source.coder.lista.steps != coder.lista.steps:
+        there, here = source.coder.lista.steps, coder.lista.steps
+        notes = [*notes, f"the encoder looks {here} times at what it left over, the source's {there} times"]
     scales = (sites.read_scales, sites.write_scales)
     params = known.topology.fold(params, *(tuple(1 / scale for scale in side) for side in scales))
     factor, scale, more = _latent_unit(known, params)

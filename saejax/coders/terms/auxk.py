@@ -50,7 +50,7 @@ class AuxK(Term[AuxKSettings]):
         """[B, *out]. Every latent reads b_dec, but `encoder_input` keeps the gradient from it, and b_enc stands here
         as it is: else the dead would pull at what the live ones rest on."""
         rows, constant = c.topology.decoder_rows(c.params), jax.lax.stop_gradient
-        x_BGN, W_GNF = c.topology.encoders(c.params, c.x)
+        x_BGN, W_GNF = c.topology.encoders(c.params, c.encoded)
         groups, _, n_latents = W_GNF.shape
         b_GF, dead_GF = (a.reshape(groups, n_latents) for a in (c.params["b_enc"], c.dead))
         pre = (c.pre,) if c.pre.ndim == 2 else tuple(c.pre[:, g] for g in range(groups))
