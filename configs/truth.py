@@ -8,7 +8,7 @@ SynthSAEBench (arXiv 2602.14687) at a size for 2 CPU cores. Presets:
     truth:large               4,096 features in 512 dimensions, 1,024 latents
     truth:synthsaebench_small SynthSAEBench's recipe at 1,024 features in 256 dimensions, 256 latents: minutes
     truth:synthsaebench_16k   SynthSAEBench's own: 16,384 features in 768 dimensions, 4,096 latents; wants a GPU
-    truth:saelens             a world that SAELens saved: --config.truth.source=FOLDER
+    truth:saelens             a world that SAELens saved in the folder world, or --config.truth.source=FOLDER
 """
 
 from ml_collections import config_dict
@@ -24,7 +24,9 @@ def get_config(preset: str = "") -> config_dict.ConfigDict:
     c = default_config()
     c.name = f"truth-{preset}" if preset else "truth"
     c.lm.model = ""
-    if preset != "saelens":
+    if preset == "saelens":
+        c.truth.source = "world"
+    else:
         _world(c.truth)
     c.coder.preset = "batchtopk"
     c.coder.d_sae = 512

@@ -96,8 +96,8 @@ def test_settings_may_be_numbers_of_numpy(trained: saejax.TrainedCoder, tmp_path
 @pytest.mark.ci
 def test_every_door_takes_tensors_of_torch(tmp_path: Path) -> None:
     import ml_dtypes
-    import torch
 
+    torch = pytest.importorskip("torch")
     numbers, more = (activations(300, seed).astype(ml_dtypes.bfloat16) for seed in (0, 1))
     tensor, heldout = (torch.from_numpy(a.astype(np.float32)).bfloat16().requires_grad_() for a in (numbers, more))
     short = HOW | {"tokens": 2 * 64}

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 
 from saejax.core.arrays import as_array
 from saejax.core.errors import DataError
 
+torch: Any = pytest.importorskip("torch")
 NUMBERS = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
 TENSOR = torch.from_numpy(NUMBERS)
 

@@ -141,8 +141,9 @@ def test_jax_keeps_a_torn_program_for_ever(tmp_path: Path) -> None:
     bounded = LRUCache(str(tmp_path / "bounded"), max_size=100)
     bounded.put("a", b"whole")
     (tmp_path / "bounded" / "a-atime").unlink()  # killed between the entry and its time
-    with pytest.raises(FileNotFoundError):
-        bounded.put("b", b"whole")
+    if jax.__version_info__ < (0, 12):  # later ones take the entry that has no time
+        with pytest.raises(FileNotFoundError):
+            bounded.put("b", b"whole")
 
 
 def test_the_clock_of_compilation_runs_while_a_program_is_compiled_and_only_then() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from tiny.torches import needs_torch, torch
 
 import saejax
 from saejax.core.errors import ConfigError, SaejaxError
@@ -84,7 +84,7 @@ def test_every_door_to_a_path_says_what_is_there(name: str, here: Path) -> None:
         assert place != "nowhere" or "does not exist" in said
 
 
-MODULE: Any = torch.nn.Linear(2, 2)
+MODULE: Any = torch.nn.Linear(2, 2) if torch else None
 WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     "load": (saejax.load, "saejax.load takes a run, a folder, a file or hf://owner/name"),
     "load_lm": (saejax.load_lm, "load_lm takes demo, the folder of a model, a GGUF file or a hub id owner/name"),
@@ -104,7 +104,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_no_path_is_refused_in_words(name: str) -> None:
     door, takes = WRONG[name]
-    module = [] if door is saejax.load_lm else [(MODULE, "a Linear")]  # that one takes modules
+    module = [] if MODULE is None or door is saejax.load_lm else [(MODULE, "a Linear")]  # that one takes modules
     for value, kind in ((3, "an int"), *module, (b"x", "a bytes"), (np.ones((3, 4)), "an array")):
         with pytest.raises(ConfigError) as caught:
             door(value)
@@ -114,6 +114,7 @@ def test_what_is_no_path_is_refused_in_words(name: str) -> None:
             door(None)
 
 
+@needs_torch
 def test_a_model_in_memory_is_told_which_door_takes_it_and_how_it_becomes_a_folder() -> None:
     with pytest.raises(ConfigError, match=r"given a Linear\. saejax\.load_lm takes a module .* save_pretrained"):
         load_tokenizer(MODULE)

@@ -128,7 +128,9 @@ def test_what_decides_a_run_is_what_did_but_for_validations() -> None:
         config = to_run_json(from_json(OLD | {"train": OLD["train"] | {"early_stop_patience": patience}}))
         before = {key: config[key] for key in RUN}
         before["lm"] = {key: value for key, value in before["lm"].items() if key != "device"}
-        before["truth"] = {key: value for key, value in config["truth"].items() if key != "score_samples"}
+        before["truth"] = {
+            key: value for key, value in config["truth"].items() if key not in ("score_samples", "source")
+        }
         before["prefix"] = {key: value for key, value in config["prefix"].items() if key not in EVALUATION}
         before["capture"] = {key: value for key, value in before["capture"].items() if key != "mesh"}
         before["train"] = {key: value for key, value in before["train"].items() if key not in TIMING}

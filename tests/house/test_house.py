@@ -1,7 +1,10 @@
 """The figures of `python -m benchmarks.house` that have a bar; and that the ruler measures."""
 
 import ast
+import re
 from pathlib import Path
+
+from tiny import ROOT
 
 from benchmarks import house
 from benchmarks.mutations.__main__ import problems
@@ -38,3 +41,9 @@ def test_the_ruler_sees_what_it_measures() -> None:
     assert house.question_docstrings(trees) == [f"{name}:3: What it is." for name in trees]
     assert house.used_once(trees) == (3, 6)
     assert house.vague_share(trees) == 3 / 15
+
+
+def test_no_test_imports_pytorch_unasked() -> None:
+    """The suite runs without it on Python 3.12 and newer: `tiny.torches`, or pytest.importorskip."""
+    top = re.compile(r"^(import|from) torch", re.MULTILINE)
+    assert [path for path in (ROOT / "tests").rglob("*.py") if top.search(path.read_text())] == []

@@ -142,8 +142,7 @@ def test_every_operation_at_its_tokens(name: str, one: Interventions) -> None:
 
 
 def test_tokens_and_numbers_may_be_tensors_of_torch(one: Interventions) -> None:
-    import torch
-
+    torch = pytest.importorskip("torch")
     latents, value = _some(one.dictionaries["sae"]), np.linspace(0, 1, 2, dtype=np.float32)
     tensor = torch.from_numpy(value).bfloat16().requires_grad_()
     want = one.run(TOKENS, {"sae": set_to(latents, tensor.detach().float().numpy())}).logits

@@ -195,6 +195,7 @@ PLACES = [
     "study.behaviours",
     "text.dataset",
     "probes.data",
+    "truth.source",
 ]
 
 

@@ -5,10 +5,10 @@ import itertools
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import fill
+from tiny.torches import needs_torch, torch
 
 from saejax.core.errors import BusyError, ConfigError, DataError
 from saejax.store import Batches, EpochOrder, StoreLayout, StoreReader, StoreWriter, permute, verify
@@ -414,6 +414,7 @@ def test_a_resumed_capture_must_start_at_its_cursor(tmp_path):
                 writer.append(activations, tokens, cursor={"batch": 7})
 
 
+@needs_torch
 def test_tensors_of_torch_are_stored_as_the_numbers_that_they_hold(tmp_path):
     rows = np.random.default_rng(0).normal(size=(20, 4)).astype(ml_dtypes.bfloat16)
     ids = {name: torch.arange(20) for name in METADATA_NAMES}

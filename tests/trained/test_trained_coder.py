@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
-import torch
 from tiny.covering import rest_in
+from tiny.torches import needs_torch, torch
 
 import saejax
 from saejax.coders import SPARSITIES, TOPOLOGIES, CoderConfig, Sites, build
@@ -111,6 +111,7 @@ def test_blocks_change_nothing_and_kinds_stay(monkeypatch: pytest.MonkeyPatch) -
     np.testing.assert_allclose(sae.encode(x.astype(np.float16)), sae.encode(x.astype(np.float16).astype(np.float32)))
 
 
+@needs_torch
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])
 def test_tensors_of_torch_give_what_the_same_numbers_give_in_numpy(kind: str) -> None:
     sae = made("skip_transcoder", "relu")
@@ -294,6 +295,7 @@ OF_ONE_SITE = ("autoencoder", "transcoder", "skip_transcoder", "layernorm_autoen
 MODULES = [("autoencoder", sparsity) for sparsity in SPARSITIES] + [(topology, "topk") for topology in OF_ONE_SITE[1:]]
 
 
+@needs_torch
 @pytest.mark.parametrize(("topology", "sparsity"), MODULES)
 def test_a_module_of_pytorch_computes_the_same(topology: str, sparsity: str) -> None:
     sae = made(topology, sparsity)
@@ -311,6 +313,7 @@ def test_a_module_of_pytorch_computes_the_same(topology: str, sparsity: str) -> 
     assert module.W_dec.grad.abs().sum() > 0 and dict(module.named_parameters()).keys() == sae.params.keys()
 
 
+@needs_torch
 def test_equal_latents_are_chosen_as_the_coder_chooses() -> None:
     sae = made()
     alike = {**sae.params, "W_enc": np.zeros((D, F), np.float32), "b_enc": np.ones(F, np.float32)}
@@ -319,6 +322,7 @@ def test_equal_latents_are_chosen_as_the_coder_chooses() -> None:
     assert (sae.to_torch().encode(torch.tensor(x)).detach().numpy() > 0).tolist() == (sae.encode(x) > 0).tolist()
 
 
+@needs_torch
 @pytest.mark.parametrize(
     ("topology", "how", "message"),
     [
@@ -332,6 +336,7 @@ def test_what_no_module_can_be_is_refused(topology: str, how: dict[str, str], me
         made(topology).to_torch(**how)
 
 
+@needs_torch
 def test_a_module_takes_torch_s_own_words() -> None:
     module = made().to_torch(torch.device("cpu"), torch.bfloat16)
     assert module.W_enc.dtype == torch.bfloat16
