@@ -66,9 +66,9 @@ class CoderKeys(Settings, section="coder"):
     )
     lista_steps: int | None = setting(
         None,
-        "The encoder looks so many times again at what it left over, with the same weights (LISTA). Each time costs a "
-        "dense product and a decoding; the reconstruction is better at the same L0. 0 is a linear encoder. For coders "
-        "that write what they read; attribution and other projects' formats have no such encoder.",
+        "The encoder encodes so many more times, each time with what the decoder left over added to x (LISTA). Each "
+        "time costs a dense product and a decoding. 0 is a linear encoder. The coder must write what it reads. "
+        "Attribution and other projects' formats have no such encoder.",
         low=0,
         high=MOST_STEPS,
         base=0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from saejax.attribution.layers import at_model
 from saejax.coders import Coder, CoderConfig, build
 from saejax.core.errors import ConfigError, DataError
 from saejax.interop import FORMATS, saebench
+from saejax.kernels.sparse import entries
 from saejax.lm import LanguageModel
 
 D, F, K, RATE = 6, 16, 3, 0.4
@@ -88,7 +90,7 @@ def test_the_gradient_is_that_of_a_linear_encoder_of_u(preset: str) -> None:
 
     def first(sparsity: Any) -> jax.Array:
         pre = linear.topology.pre_activations(params, x)
-        keep = lambda at: jnp.take_along_axis(pre, at, -1)  # noqa: E731
+        keep = functools.partial(entries, pre)
         return x + RATE * (x - linear.decode(params, sparsity(pre, keep, params, step), x))
 
     u = first(linear.sparsity)

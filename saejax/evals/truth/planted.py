@@ -206,8 +206,8 @@ def _read(world: World) -> Planted:
             "--config=truth:saelens, which sets nothing else, or leave truth.source empty."
         )
     saved, digest = read_world(world.source)
-    n_features, d_in = saved.directions.shape
-    return Planted(dataclasses.replace(world, n_features=n_features, d_in=d_in), **vars(saved), saved=digest)
+    n_features, d_in = saved["directions"].shape
+    return Planted(dataclasses.replace(world, n_features=n_features, d_in=d_in), **saved, saved=digest)
 
 
 def _draw(of: dict[str, Any], key: jax.Array, n: int) -> jax.Array:

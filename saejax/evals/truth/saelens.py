@@ -8,7 +8,6 @@
 The names are those of sae_lens 6.54.12.
 """
 
-import dataclasses
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,21 +29,8 @@ _LEAST_DRAWN = 16
 _ROUNDING = 1e-4
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class SavedWorld:
-    """The content of the files; arrays as the attributes of `Planted` with these names."""
-
-    directions: np.ndarray
-    bias: np.ndarray
-    probability: np.ndarray
-    mean: np.ndarray
-    std: np.ndarray
-    hierarchy: Hierarchy
-    causes: np.ndarray
-
-
-def read_world(folder: str | Path) -> tuple[SavedWorld, str]:
-    """(the world in a folder, sha256 of its files).
+def read_world(folder: str | Path) -> tuple[dict[str, Any], str]:
+    """({attribute of `Planted`: its value} of the world in a folder, sha256 of the files).
 
     Raises:
         DataError: a file is missing or damaged, or the world is of a kind that saejax does not sample: trees whose
@@ -68,15 +54,15 @@ def read_world(folder: str | Path) -> tuple[SavedWorld, str]:
     digest = hashlib.sha256()
     for path in (folder / name for name in (CONFIG, WEIGHTS, TREES)):
         digest.update(hashlib.sha256(_whole(path)).digest() if path.is_file() else b"")
-    saved = SavedWorld(
-        directions=rows_ND,
-        bias=_array(folder, tensors, "bias", (d,)),
-        probability=_array(folder, tensors, "firing_probabilities", (n,)).astype(np.float64),
-        mean=_magnitudes(folder, config, "mean_firing_magnitudes", n, _MEAN_SEED),
-        std=_magnitudes(folder, config, "std_firing_magnitudes", n, _STD_SEED),
-        hierarchy=_hierarchy(folder / TREES, n),
-        causes=_causes(folder, tensors, n),
-    )
+    saved = {
+        "directions": rows_ND,
+        "bias": _array(folder, tensors, "bias", (d,)),
+        "probability": _array(folder, tensors, "firing_probabilities", (n,)).astype(np.float64),
+        "mean": _magnitudes(folder, config, "mean_firing_magnitudes", n, _MEAN_SEED),
+        "std": _magnitudes(folder, config, "std_firing_magnitudes", n, _STD_SEED),
+        "hierarchy": _hierarchy(folder / TREES, n),
+        "causes": _causes(folder, tensors, n),
+    }
     return saved, digest.hexdigest()
 
 
