@@ -61,12 +61,14 @@ Row = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """A way to train: keys of the coder and of the training, the share of the tokens after which a latent is dead, and
-    what is no setting. Families other than topk have the default learning rate."""
+    """A way to train: keys of the coder and of the training, the share of the tokens after which a latent is dead, the
+    multiple of k that it falls from over the whole training, and what is no setting. Families other than topk have the
+    default learning rate."""
 
     coder: dict[str, Any] = dataclasses.field(default_factory=dict)
     train: dict[str, Any] = dataclasses.field(default_factory=dict)
     dead_share: float | None = None
+    falls_from: float | None = None
     hooks: Hooks | None = None
     preset: str = "topk"
 
@@ -77,6 +79,8 @@ class Setting:
             coder["l1_coefficient"] = at.l1[self.preset]
         if self.dead_share:
             coder["dead_after_tokens"] = max(1, round(self.dead_share * data.tokens))
+        if self.falls_from:
+            coder |= {"k_start": round(self.falls_from * at.l0), "k_anneal_fraction": 1.0}
         train = {"lr": at.lr if self.preset == "topk" else 0.0} | self.train
         found, rows_FD, seconds = train_ours(data, coder, train, seed, self.hooks)
         row = {name: round(value, 6) for name, value in found.figures().items()}
@@ -147,22 +151,51 @@ class Change:
 
 
 # The defaults of 2026-11-27.
-NOW = {f"{name}, 2026-11-27": Setting(preset=name) for name in ("topk", "batchtopk", "matryoshka")}
+NOW = {f"{name}, 2026-11-27": Setting(preset=name) for name in ("topk", "batchtopk", "matryoshka", "jumprelu")}
 # What is no change itself.
 BEFORES = {"topk": BEFORE, "jumprelu": AT_HALF, "gated": GATED_BEFORE, "standard": STANDARD_BEFORE} | NOW
 
 
-def _unrolled(steps: int) -> tuple[Change, ...]:
+def _unrolled(steps: int, rate: float = 0.3, everywhere: bool = False) -> tuple[Change, ...]:
+    more = "" if rate == 0.3 else f" at a rate of {rate:g} (`coder.lista_rate`)"
     return tuple(
         Change(
-            f"{before.preset}: the encoder looks {steps} more time{'s' * (steps > 1)} (`coder.lista_steps`)",
+            f"{before.preset}: the encoder looks {steps} more time{'s' * (steps > 1)} (`coder.lista_steps`){more}",
             before,
-            _changed(before, coder={"lista_steps": steps}),
-            everywhere=True,
+            _changed(before, coder={"lista_steps": steps} | ({"lista_rate": rate} if more else {})),
+            everywhere=everywhere,
         )
         for before in NOW.values()
     )
 
+
+# The parts of LISTA-Matryoshka (github.com/chanind/claude-auto-research-synthsaebench): there k falls from 60 to 25.
+_DETACHED = {"prefixes_detached": True}
+_WIDTHS = {"prefixes": (1 / 32, 1 / 8, 1 / 2, 1.0)}
+MATRYOSHKA = NOW["matryoshka, 2026-11-27"]
+LISTA_MATRYOSHKA = (
+    *(
+        Change(
+            f"{before.preset}: k falls from 2.4 k over the whole training (`coder.k_start`)",
+            before,
+            _changed(before, falls_from=2.4),
+            everywhere=True,
+        )
+        for before in NOW.values()
+        if before.preset != "jumprelu"
+    ),
+    *(
+        Change(f"matryoshka: {what}", MATRYOSHKA, _changed(MATRYOSHKA, **changes), everywhere=True)
+        for what, changes in (
+            ("a prefix teaches its own latents (`coder.prefixes_detached`)", {"coder": _DETACHED}),
+            ("1/32, 1/8, 1/2 and all latents (`coder.prefixes`)", {"coder": _WIDTHS}),
+            (
+                "LISTA-Matryoshka: these three and one more look",
+                {"coder": _DETACHED | _WIDTHS | {"lista_steps": 1}, "falls_from": 2.4},
+            ),
+        )
+    ),
+)
 
 # TopK's kept ones begin where the one before ends.
 CHANGES = (
@@ -221,8 +254,10 @@ CHANGES = (
     Change("standard: b_enc at 5 times the rate, in short trainings at more", STANDARD_LIFTED, STANDARD, True),
     Change("standard: a fifth of the training to rise", STANDARD, _changed(STANDARD, coder=_IN_A_FIFTH)),
     Change("standard: without the centre", STANDARD, _changed(STANDARD, coder={"encoder_centre": False})),
-    *_unrolled(1),
+    *_unrolled(1, everywhere=True),
     *_unrolled(2),
+    *_unrolled(1, 0.1),
+    *LISTA_MATRYOSHKA,
 )
 
 
@@ -262,8 +297,8 @@ def work() -> list[tuple[str, str, int]]:
     """(data set, setting, seed) in the order of training: the slow data set last, and what is kept first."""
     kept = {*BEFORES, *(change.what for change in CHANGES if change.kept or change.everywhere)}
     every = [(name, what, seed) for name in AT for seed in SEEDS for what in settings()]
-    new = {what for what, setting in settings().items() if setting in NOW.values()}
-    new |= {change.what for change in CHANGES if change.before in NOW.values()}
+    today = {id(setting) for setting in NOW.values()}
+    new = {*NOW, *(change.what for change in CHANGES if change.everywhere and id(change.before) in today)}
     wanted = [one for one in every if one[1] in (new if one[0] == "smollm2" else kept) or one[0] not in KEPT_ONLY]
     return sorted(wanted, key=lambda one: (one[0] in KEPT_ONLY, one[1] not in kept))
 

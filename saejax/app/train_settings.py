@@ -29,6 +29,7 @@ class TrainSettings(TypedDict, total=False):
     matmul_dtype: str
     reconstruction: str
     prefixes: Sequence[float]
+    prefixes_detached: bool | None
     hierarchical_every: int | None
     k: int
     k_start: int

@@ -4,6 +4,8 @@ Sums run over the model width (and sites), means over tokens.
 """
 
 import dataclasses
+import itertools
+from collections.abc import Iterator
 from typing import ClassVar
 
 import jax
@@ -57,33 +59,41 @@ class Matryoshka(Term):
     `prefixes` rise and end at F, so that the whole coder is one of them. The mean, not the sum: another number of
     prefixes does not change what AuxK weighs beside it. One selection of latents serves all prefixes.
     (Bussmann et al. 2025, arXiv:2503.17547)
+
+    With `detached` the error of a prefix between the first and the whole has a gradient for the latents alone that the
+    prefix before has not. (github.com/chanind/claude-auto-research-synthsaebench)
     """
 
     error: Mse = MSE
     prefixes: tuple[int, ...] = ()
+    detached: bool = False
     name: ClassVar[str] = "matryoshka"
 
     def __call__(self, c: Context) -> jax.Array:
-        if isinstance(c.latents, ListedLatents) and len(c.latents.leading) == 1:
-            return self._of_list(c, c.latents)
-        total, start, errors = c.topology.decode(c.params, _none(c.latents), c.x), 0, jnp.float32(0)
-        for stop in self.prefixes:
-            total = total + c.topology.decode_without_bias(*_latents_between(c, start, stop), c.x)
-            errors, start = errors + self.error.of(c, total), stop
+        whole, errors = c.topology.decode(c.params, _none(c.latents), c.x), jnp.float32(0)
+        for m, block in enumerate(self._blocks(c)):
+            inner = self.detached and 0 < m < len(self.prefixes) - 1
+            errors = errors + self.error.of(c, (jax.lax.stop_gradient(whole) if inner else whole) + block)
+            whole = whole + block
         return errors / len(self.prefixes)
 
-    def _of_list(self, c: Context, latents: ListedLatents) -> jax.Array:
-        """Every kept latent is decoded once, into the sum of its block; the prefixes add the blocks up."""
+    def _blocks(self, c: Context) -> Iterator[jax.Array]:
+        """For each prefix what the latents write that the prefix before has not."""
+        if isinstance(c.latents, ListedLatents) and len(c.latents.leading) == 1:
+            yield from self._blocks_of_list(c, c.latents)
+            return
+        for start, stop in itertools.pairwise((0, *self.prefixes)):
+            yield c.topology.decode_without_bias(*_latents_between(c, start, stop), c.x)
+
+    def _blocks_of_list(self, c: Context, latents: ListedLatents) -> Iterator[jax.Array]:
+        """Every kept latent is decoded once, into the sum of its block."""
         (rows_FR,), n = c.topology.decoder_rows(c.params), len(self.prefixes)
         block = jnp.searchsorted(jnp.asarray(self.prefixes), latents.at, side="right").astype(jnp.int32)
         # Pairs that there are not stay beyond the last row.
         sums_BMR = decode_listed(
             latents.values, latents.rows * n + block, latents.at, (rows_FR,), latents.leading[0], n
-        )
-        none = c.topology.decode(c.params, _none(latents), c.x)
-        prefixes = jnp.cumsum(sums_BMR.reshape(latents.leading[0], n, -1), axis=1)
-        errors = [self.error.of(c, none + c.topology.written_by(c.params, prefixes[:, m], c.x)) for m in range(n)]
-        return jnp.stack(errors).sum() / n
+        ).reshape(latents.leading[0], n, -1)
+        return (c.topology.written_by(c.params, sums_BMR[:, m], c.x) for m in range(n))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +138,12 @@ class ReconstructionSettings(Settings, section="coder"):
         "latents where at most 1); rising, and ending with all latents. Empty: only all latents.",
         low=0,
     )
+    prefixes_detached: bool | None = setting(
+        None,
+        "Matryoshka: the error of the first n latents teaches those alone that a smaller prefix has not; the error of "
+        "the smallest prefix and of all latents teach all that they have.",
+        base=False,
+    )
     hierarchical_every: int | None = setting(
         None,
         "HierarchicalTopK: the loss is the mean over the j largest latents, for j = k, k - n, k - 2 n, ... with n this "
@@ -150,7 +166,11 @@ class ReconstructionSettings(Settings, section="coder"):
             )
         if self.hierarchical_every:
             return Hierarchical(error=error, every=self.hierarchical_every)
-        return Matryoshka(error=error, prefixes=self.counts(at.width)) if self.prefixes else error
+        if self.prefixes_detached and not self.prefixes:
+            raise ConfigError("coder.prefixes_detached is set, but the coder has no prefixes; set coder.prefixes.")
+        if not self.prefixes:
+            return error
+        return Matryoshka(error=error, prefixes=self.counts(at.width), detached=bool(self.prefixes_detached))
 
     def counts(self, width: int) -> tuple[int, ...]:
         """The prefixes as numbers of latents.

@@ -14,12 +14,14 @@ from saejax.coders import CoderConfig, build
 from saejax.coders.sparsity.batchtopk import BatchTopK
 
 SITES = {"crosscoder_batchtopk": 2, "clt": 3}
+CODERS: dict[str, dict[str, Any]] = {preset: {"preset": preset} for preset in ("batchtopk", "matryoshka", *SITES)}
+CODERS["detached"] = CODERS["matryoshka"] | {"prefixes_detached": True}
 
 
-@pytest.mark.parametrize("preset", rest_in("ci", ["batchtopk", "matryoshka", "crosscoder_batchtopk", "clt"], ["clt"]))
-def test_the_list_and_the_mask_are_the_same_coder(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    sites, rng = SITES.get(preset, 0), np.random.default_rng(0)
-    config = CoderConfig(preset=preset, d_sae=64, k=4, dead_after_tokens=100, matmul_dtype="float32")
+@pytest.mark.parametrize("named", rest_in("ci", CODERS, ["clt"]))
+def test_the_list_and_the_mask_are_the_same_coder(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sites, rng = SITES.get(named, 0), np.random.default_rng(0)
+    config = CoderConfig(**CODERS[named], d_sae=64, k=4, dead_after_tokens=100, matmul_dtype="float32")
     coder = build(config, (12,) * max(1, sites), 100)
     x = rng.normal(size=(32, sites, 12) if sites else (32, 12)).astype(np.float32)
     fresh = coder.init(jax.random.key(0))

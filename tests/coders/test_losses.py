@@ -114,6 +114,25 @@ def test_matryoshka_is_the_mean_over_prefixes(sparsity: Sparsity, error: Any, pr
     _close(Matryoshka(error=error, prefixes=prefixes)(c), np.mean(errors))
 
 
+@pytest.mark.parametrize("sparsity", [Relu(), TopK(Ramp.constant(K))], ids=["dense", "sparse"])
+def test_a_detached_prefix_teaches_its_own_latents(sparsity: Sparsity) -> None:
+    taught = {2: range(2), 5: range(2, 5), 9: range(5, 9), F: range(F)}
+    term, c = Matryoshka(prefixes=tuple(taught), detached=True), _context(sparsity)
+    _close(term(c), Matryoshka(prefixes=tuple(taught))(c))
+    a, g = _f64(c), _gradient(term, sparsity)
+    to_f, want = np.zeros((B, F)), {name: np.zeros(np.shape(g[name])) for name in ("W_dec", "b_dec")}
+    for m, latents in taught.items():
+        error = 2 / B / len(taught) * (a["f"][:, :m] @ a["W_dec"][:m] + a["b_dec"] - a["y"])
+        to_f[:, latents] += error @ a["W_dec"][latents].T
+        want["W_dec"][latents] += a["f"][:, latents].T @ error
+        want["b_dec"] += error.sum(0) if m in (2, F) else 0
+    to_pre = to_f * (a["f"] > 0)
+    _close(g["W_dec"], want["W_dec"])
+    _close(g["b_enc"], to_pre.sum(0))
+    _close(g["W_enc"], (a["x"] - a["b_dec"]).T @ to_pre)
+    _close(g["b_dec"], want["b_dec"] - (to_pre @ a["W_enc"].T).sum(0))
+
+
 def test_the_gate_reconstructs_with_everything_else_frozen() -> None:
     c = _context(Gated())
     a = _f64(c)
