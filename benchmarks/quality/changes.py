@@ -61,9 +61,14 @@ Row = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """A way to train: keys of the coder and of the training, the share of the tokens after which a latent is dead, the
-    multiple of k that it falls from over the whole training, and what is no setting. Families other than topk have the
-    default learning rate."""
+    """A way to train: keys of the coder and of the training, and what is no setting.
+
+    Families other than topk have the default learning rate.
+
+    Attributes:
+        dead_share: of the tokens, after which a latent is dead.
+        falls_from: k falls from so many times its value over nine tenths of the training.
+    """
 
     coder: dict[str, Any] = dataclasses.field(default_factory=dict)
     train: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -80,7 +85,7 @@ class Setting:
         if self.dead_share:
             coder["dead_after_tokens"] = max(1, round(self.dead_share * data.tokens))
         if self.falls_from:
-            coder |= {"k_start": round(self.falls_from * at.l0), "k_anneal_fraction": 1.0}
+            coder |= {"k_start": round(self.falls_from * at.l0), "k_anneal_fraction": 0.9}
         train = {"lr": at.lr if self.preset == "topk" else 0.0} | self.train
         found, rows_FD, seconds = train_ours(data, coder, train, seed, self.hooks)
         row = {name: round(value, 6) for name, value in found.figures().items()}
@@ -106,6 +111,13 @@ def _active_subspace(params: Row, x_ND: np.ndarray) -> Row:
     rows = rows / jnp.linalg.norm(rows, axis=1, keepdims=True)
     scale = jnp.linalg.norm(params["W_enc"]) / jnp.linalg.norm(params["W_dec"])
     return params | {"W_dec": rows, "W_enc": scale * rows.T}
+
+
+def _aligned(params: Row) -> Row:
+    """The encoder's rows moved along the decoder's, so that the inner product of a pair is 1."""
+    rows_FD, columns_DF = params["W_dec"], params["W_enc"]
+    missing_F = (1 - (rows_FD.T * columns_DF).sum(0)) / jnp.square(rows_FD).sum(1)
+    return params | {"W_enc": columns_DF + missing_F * rows_FD.T}
 
 
 def _changed(base: Setting, **changes: Any) -> Setting:
@@ -169,14 +181,15 @@ def _unrolled(steps: int, rate: float = 0.3, everywhere: bool = False) -> tuple[
     )
 
 
-# The parts of LISTA-Matryoshka (github.com/chanind/claude-auto-research-synthsaebench): there k falls from 60 to 25.
+# The parts of LISTA-Matryoshka (github.com/chanind/claude-auto-research-synthsaebench): there k falls from 60 to 25,
+# in 200,000 steps until the last. Here the threshold has so many steps to follow.
 _DETACHED = {"prefixes_detached": True}
 _WIDTHS = {"prefixes": (1 / 32, 1 / 8, 1 / 2, 1.0)}
 MATRYOSHKA = NOW["matryoshka, 2026-11-27"]
 LISTA_MATRYOSHKA = (
     *(
         Change(
-            f"{before.preset}: k falls from 2.4 k over the whole training (`coder.k_start`)",
+            f"{before.preset}: k falls from 2.4 k over nine tenths of the training (`coder.k_start`)",
             before,
             _changed(before, falls_from=2.4),
             everywhere=True,
@@ -189,6 +202,7 @@ LISTA_MATRYOSHKA = (
         for what, changes in (
             ("a prefix teaches its own latents (`coder.prefixes_detached`)", {"coder": _DETACHED}),
             ("1/32, 1/8, 1/2 and all latents (`coder.prefixes`)", {"coder": _WIDTHS}),
+            ("detached prefixes and one more look", {"coder": _DETACHED | {"lista_steps": 1}}),
             (
                 "LISTA-Matryoshka: these three and one more look",
                 {"coder": _DETACHED | _WIDTHS | {"lista_steps": 1}, "falls_from": 2.4},
@@ -257,6 +271,15 @@ CHANGES = (
     *_unrolled(1, everywhere=True),
     *_unrolled(2),
     *_unrolled(1, 0.1),
+    *(
+        Change(
+            f"{before.preset}: aligned training (arXiv:2605.18629): <w_enc, w_dec> is 1 for every latent",
+            before,
+            _changed(before, hooks=Hooks(after=_aligned)),
+            everywhere=before.preset == "topk",
+        )
+        for before in NOW.values()
+    ),
     *LISTA_MATRYOSHKA,
 )
 

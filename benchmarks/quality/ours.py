@@ -33,10 +33,12 @@ class Hooks:
         start: (parameters, rows to train on) -> parameters at step 0.
         whitening: the encoder sees x less its mean times the covariance to the power -whitening: a transcoder that
             reads this and writes x.
+        after: parameters -> parameters, after the start and after every step.
     """
 
     start: Callable[[Params, np.ndarray], Params] | None = None
     whitening: float = 0.0
+    after: Callable[[Params], Params] = lambda params: params
 
 
 def train_ours(
@@ -99,14 +101,20 @@ def _train(
         if hooks.whitening:  # pre is that of a transposed decoder on x
             ratio = sites.write_scales[0] / sites.read_scales[0]
             params = params | {"W_enc": ratio * _whitening(source.rows("x"), -hooks.whitening) @ params["W_dec"].T}
-        return hooks.start(params, source.rows("x")) if hooks.start else params
+        return hooks.after(hooks.start(params, source.rows("x")) if hooks.start else params)
 
     init = make_init(coder, optimizer, config, begin)
-    step = jax.jit(make_step(coder, optimizer, make_schedule(config), sites, config), donate_argnums=0)
+    take = make_step(coder, optimizer, make_schedule(config), sites, config)
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def step(state: TrainState, batch: dict[str, jax.Array], hyper: Any) -> TrainState:
+        state, _ = take(state, batch, hyper)
+        return dataclasses.replace(state, params=hooks.after(state.params))
+
     state, hyper = jax.jit(init)(seed), default_hyper(seed)
     for number in range(config.steps):
         batch = {name: jnp.asarray(rows) for name, rows in source.whole_batch_at(number).items()}
-        state, _ = step(state, batch, hyper)
+        state = step(state, batch, hyper)
     return jax.block_until_ready(state)
 
 

@@ -8,6 +8,7 @@ longer on its way, it is raised again. Where what is raised would break a lock, 
 """
 
 import contextlib
+import queue
 import signal
 import sys
 import threading
@@ -20,6 +21,11 @@ _LOOK_SECONDS = 0.1
 _TAKE_OR_GIVE_BACK = frozenset(
     getattr(threading.Condition, name).__code__
     for name in ("__enter__", "__exit__", "_release_save", "_acquire_restore")
+)
+# Where a signal ends a `while` at its jump back, Python 3.13 passes by the blocks of that frame (python/cpython#130279),
+# and what these hold in a loop stays taken.
+_HOLD_IN_A_LOOP = frozenset(
+    of.__code__ for of in (threading.Semaphore.acquire, queue.Queue.get, queue.Queue.put, queue.Queue.join)
 )
 
 
@@ -118,7 +124,7 @@ def _at_a_lock(frame: FrameType | None) -> bool:
         return False
     if frame.f_code is threading.Condition.wait.__code__:
         return "gotit" not in frame.f_locals
-    return frame.f_code in _TAKE_OR_GIVE_BACK
+    return frame.f_code in _TAKE_OR_GIVE_BACK | _HOLD_IN_A_LOOP
 
 
 def _on_its_way() -> bool:
