@@ -22,8 +22,8 @@ _TAKE_OR_GIVE_BACK = frozenset(
     getattr(threading.Condition, name).__code__
     for name in ("__enter__", "__exit__", "_release_save", "_acquire_restore")
 )
-# Where a signal ends a `while` at its jump back, Python 3.13 passes by the blocks of that frame (python/cpython#130279),
-# and what these hold in a loop stays taken.
+# Where a signal ends a `while` at its jump back, Python 3.13 passes by the blocks of that frame, and what these hold in
+# a loop stays taken (python/cpython#130279).
 _HOLD_IN_A_LOOP = frozenset(
     of.__code__ for of in (threading.Semaphore.acquire, queue.Queue.get, queue.Queue.put, queue.Queue.join)
 )
