@@ -5,7 +5,6 @@ Sums run over the model width (and sites), means over tokens.
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
 from typing import ClassVar
 
 import jax
@@ -70,30 +69,38 @@ class Matryoshka(Term):
     name: ClassVar[str] = "matryoshka"
 
     def __call__(self, c: Context) -> jax.Array:
-        whole, errors = c.topology.decode(c.params, _none(c.latents), c.x), jnp.float32(0)
-        for m, block in enumerate(self._blocks(c)):
-            inner = self.detached and 0 < m < len(self.prefixes) - 1
-            errors = errors + self.error.of(c, (jax.lax.stop_gradient(whole) if inner else whole) + block)
-            whole = whole + block
+        none = c.topology.decode(c.params, _none(c.latents), c.x)
+        if isinstance(c.latents, ListedLatents) and len(c.latents.leading) == 1:
+            return self._of_list(c, c.latents, none)
+        total, errors = none, jnp.float32(0)
+        for m, (start, stop) in enumerate(itertools.pairwise((0, *self.prefixes))):
+            block = c.topology.decode_without_bias(*_latents_between(c, start, stop), c.x)
+            errors = errors + self.error.of(c, self._taught(m, total) + block)
+            total = total + block
         return errors / len(self.prefixes)
 
-    def _blocks(self, c: Context) -> Iterator[jax.Array]:
-        """For each prefix what the latents write that the prefix before has not."""
-        if isinstance(c.latents, ListedLatents) and len(c.latents.leading) == 1:
-            yield from self._blocks_of_list(c, c.latents)
-            return
-        for start, stop in itertools.pairwise((0, *self.prefixes)):
-            yield c.topology.decode_without_bias(*_latents_between(c, start, stop), c.x)
-
-    def _blocks_of_list(self, c: Context, latents: ListedLatents) -> Iterator[jax.Array]:
-        """Every kept latent is decoded once, into the sum of its block."""
+    def _of_list(self, c: Context, latents: ListedLatents, none: jax.Array) -> jax.Array:
+        """Every kept latent is decoded once, into the sum of its block; the prefixes add the blocks up."""
         (rows_FR,), n = c.topology.decoder_rows(c.params), len(self.prefixes)
         block = jnp.searchsorted(jnp.asarray(self.prefixes), latents.at, side="right").astype(jnp.int32)
         # Pairs that there are not stay beyond the last row.
         sums_BMR = decode_listed(
             latents.values, latents.rows * n + block, latents.at, (rows_FR,), latents.leading[0], n
         ).reshape(latents.leading[0], n, -1)
-        return (c.topology.written_by(c.params, sums_BMR[:, m], c.x) for m in range(n))
+        prefixes_BMR, errors = jnp.cumsum(sums_BMR, axis=1), []
+        for m in range(n):
+            rows_BR = prefixes_BMR[:, m]
+            if self._is_inner(m):
+                rows_BR = jax.lax.stop_gradient(rows_BR - sums_BMR[:, m]) + sums_BMR[:, m]
+            errors.append(self.error.of(c, self._taught(m, none) + c.topology.written_by(c.params, rows_BR, c.x)))
+        return jnp.stack(errors).sum() / n
+
+    def _is_inner(self, m: int) -> bool:
+        """True where prefix m teaches the latents alone that the prefix before has not."""
+        return self.detached and 0 < m < len(self.prefixes) - 1
+
+    def _taught(self, m: int, before: jax.Array) -> jax.Array:
+        return jax.lax.stop_gradient(before) if self._is_inner(m) else before
 
 
 @dataclasses.dataclass(frozen=True)
