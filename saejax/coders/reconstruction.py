@@ -75,7 +75,7 @@ class Matryoshka(Term):
         total, errors = none, jnp.float32(0)
         for m, (start, stop) in enumerate(itertools.pairwise((0, *self.prefixes))):
             block = c.topology.decode_without_bias(*_latents_between(c, start, stop), c.x)
-            errors = errors + self.error.of(c, self._taught(m, total) + block)
+            errors = errors + self.error.of(c, self._earlier(m, total) + block)
             total = total + block
         return errors / len(self.prefixes)
 
@@ -92,15 +92,16 @@ class Matryoshka(Term):
             rows_BR = prefixes_BMR[:, m]
             if self._is_inner(m):
                 rows_BR = jax.lax.stop_gradient(rows_BR - sums_BMR[:, m]) + sums_BMR[:, m]
-            errors.append(self.error.of(c, self._taught(m, none) + c.topology.written_by(c.params, rows_BR, c.x)))
+            errors.append(self.error.of(c, self._earlier(m, none) + c.topology.written_by(c.params, rows_BR, c.x)))
         return jnp.stack(errors).sum() / n
 
     def _is_inner(self, m: int) -> bool:
         """True where prefix m teaches the latents alone that the prefix before has not."""
         return self.detached and 0 < m < len(self.prefixes) - 1
 
-    def _taught(self, m: int, before: jax.Array) -> jax.Array:
-        return jax.lax.stop_gradient(before) if self._is_inner(m) else before
+    def _earlier(self, m: int, written: jax.Array) -> jax.Array:
+        """What is written before block m, as the error of prefix m takes it."""
+        return jax.lax.stop_gradient(written) if self._is_inner(m) else written
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,9 +164,11 @@ class ReconstructionSettings(Settings, section="coder"):
         """The reconstruction's summand of the loss.
 
         Raises:
-            ConfigError: prefixes that do not nest, or both kinds of parts.
+            ConfigError: prefixes that do not nest, or that are detached and absent; both kinds of parts.
         """
         error = RECONSTRUCTIONS[self.reconstruction]()
+        if self.prefixes_detached and not self.prefixes:
+            raise ConfigError("coder.prefixes_detached is set, but the coder has no prefixes; set coder.prefixes.")
         if self.prefixes and self.hierarchical_every:
             raise ConfigError(
                 "coder.prefixes and coder.hierarchical_every both say which parts of a reconstruction the loss is a "
@@ -173,8 +176,6 @@ class ReconstructionSettings(Settings, section="coder"):
             )
         if self.hierarchical_every:
             return Hierarchical(error=error, every=self.hierarchical_every)
-        if self.prefixes_detached and not self.prefixes:
-            raise ConfigError("coder.prefixes_detached is set, but the coder has no prefixes; set coder.prefixes.")
         if not self.prefixes:
             return error
         return Matryoshka(error=error, prefixes=self.counts(at.width), detached=bool(self.prefixes_detached))

@@ -185,6 +185,7 @@ def test_where_the_encoder_starts() -> None:
         ({"preset": "multi_topk", "k": 17}, ["coder.multi_topk_factor x k is 68", "64 latents", "raise d_sae"]),
         # Prefixes.
         ({"preset": "matryoshka", "prefixes": (0.5, 0.25, 1.0)}, ["coder.prefixes", "(32, 16, 64)", "rise"]),
+        ({"preset": "topk", "prefixes_detached": True}, ["coder.prefixes_detached", "coder.prefixes"]),
         ({"preset": "matryoshka", "prefixes": (16, 16, 64)}, ["coder.prefixes", "rise"]),
         ({"preset": "matryoshka", "prefixes": (0.25, 0.5)}, ["coder.prefixes", "end with 64", "1.0"]),
         ({"preset": "matryoshka", "prefixes": (16, 65)}, ["coder.prefixes", "end with 64"]),
