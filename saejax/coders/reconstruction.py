@@ -56,11 +56,9 @@ class Matryoshka(Term):
     """mean over prefixes m of error(y, y_hat from the first m latents alone).
 
     `prefixes` rise and end at F, so that the whole coder is one of them. The mean, not the sum: another number of
-    prefixes does not change what AuxK weighs beside it. One selection of latents serves all prefixes.
-    (Bussmann et al. 2025, arXiv:2503.17547)
-
-    With `detached` the error of a prefix between the first and the whole has a gradient for the latents alone that the
-    prefix before has not. (github.com/chanind/claude-auto-research-synthsaebench)
+    prefixes does not change what AuxK weighs beside it. One selection of latents serves all prefixes. (Bussmann et al.
+    2025, arXiv:2503.17547) With `detached` the error of a prefix between the first and the whole has a gradient for
+    the latents alone that the prefix before has not. (github.com/chanind/claude-auto-research-synthsaebench)
     """
 
     error: Mse = MSE
@@ -75,7 +73,7 @@ class Matryoshka(Term):
         total, errors = none, jnp.float32(0)
         for m, (start, stop) in enumerate(itertools.pairwise((0, *self.prefixes))):
             block = c.topology.decode_without_bias(*_latents_between(c, start, stop), c.x)
-            errors = errors + self.error.of(c, self._earlier(m, total) + block)
+            errors = errors + self.error.of(c, self._frozen(m, total) + block)
             total = total + block
         return errors / len(self.prefixes)
 
@@ -89,19 +87,14 @@ class Matryoshka(Term):
         ).reshape(latents.leading[0], n, -1)
         prefixes_BMR, errors = jnp.cumsum(sums_BMR, axis=1), []
         for m in range(n):
-            rows_BR = prefixes_BMR[:, m]
-            if self._is_inner(m):
-                rows_BR = jax.lax.stop_gradient(rows_BR - sums_BMR[:, m]) + sums_BMR[:, m]
-            errors.append(self.error.of(c, self._earlier(m, none) + c.topology.written_by(c.params, rows_BR, c.x)))
+            rows_BR = self._frozen(m, prefixes_BMR[:, m], sums_BMR[:, m])
+            errors.append(self.error.of(c, self._frozen(m, none) + c.topology.written_by(c.params, rows_BR, c.x)))
         return jnp.stack(errors).sum() / n
 
-    def _is_inner(self, m: int) -> bool:
-        """True where prefix m teaches the latents alone that the prefix before has not."""
-        return self.detached and 0 < m < len(self.prefixes) - 1
-
-    def _earlier(self, m: int, written: jax.Array) -> jax.Array:
-        """What is written before block m, as the error of prefix m takes it."""
-        return jax.lax.stop_gradient(written) if self._is_inner(m) else written
+    def _frozen(self, m: int, written: jax.Array, own: jax.Array | float = 0.0) -> jax.Array:
+        """`written`; for a prefix m between the first and the whole that is detached, with the gradient of `own`."""
+        inner = self.detached and 0 < m < len(self.prefixes) - 1
+        return jax.lax.stop_gradient(written) + (own - jax.lax.stop_gradient(own)) if inner else written
 
 
 @dataclasses.dataclass(frozen=True)
