@@ -107,7 +107,7 @@ PUBLISHED = {
 
 HEAD = """# SynthSAEBench's recipe
 
-`python -m benchmarks.quality.synthsaebench`: {date}. Means over seeds, with the standard deviation behind, in batches
+`python -m benchmarks.quality.synthsaebench`: {date}. Means over seeds, behind them the standard deviation, in batches
 of {batch:,}. saejax has its defaults. All dictionaries are scored by saejax, on the same samples; last, those that
 SAELens can read by SAELens's own evaluation too, on other samples. "Looks once more" is `coder.lista_steps=1`; "as
 LISTA-Matryoshka" has besides prefixes of 1/32, 1/8, 1/2 and all latents, detached, and a k that falls from 2.4 times
@@ -204,7 +204,9 @@ def table(rows: list[Row], d_sae: int) -> list[str]:
         rates = {row["lr"]: [r for r in mine if r["lr"] == row["lr"]] for row in mine}
         best = max(rates, key=lambda rate: np.mean([row["f1"] for row in rates[rate]]))
         seeds = rates[best]
-        cells = [f"{np.mean([r[n] for r in seeds]):.3f} ({np.std([r[n] for r in seeds]):.3f})" for n in FIGURES[:3]]
+        cells = [f"{np.mean([r[n] for r in seeds]):.3f}" for n in FIGURES[:3]]
+        if len(seeds) > 1:
+            cells = [f"{cell} ({np.std([r[n] for r in seeds]):.3f})" for cell, n in zip(cells, FIGURES, strict=False)]
         cells += [f"{np.mean([r['l0'] for r in seeds]):.2f}", f"{np.mean([r['dead'] for r in seeds]) / d_sae:.1%}"]
         theirs = [row["by_saelens"] for row in seeds if "by_saelens" in row]
         cells.append(", ".join(f"{np.mean([r[n] for r in theirs]):.3f}" for n in FIGURES[:3]) if theirs else "-")
@@ -223,7 +225,7 @@ def page(rows: list[Row]) -> str:
     dates = sorted({row["date"] for row in rows})
     text = HEAD.format(date=" to ".join(dict.fromkeys((dates[0], dates[-1]))), batch=BATCH)
     for (named, size), title in zip(SIZES.items(), (SMALL, WHOLE), strict=True):
-        rates = ", ".join(f"{rate:g}" for rate in RATES)
+        rates = ", ".join(f"{rate:g}" for rate in sorted({row["lr"] for row in rows if row["lr"]}))
         text += title.format(**dataclasses.asdict(size), rates=rates)
         lines = table([row for row in rows if row["size"] == named], size.d_sae)
         if named == "16k":
