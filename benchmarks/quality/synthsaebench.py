@@ -129,6 +129,11 @@ samples. Published is SAELens's, with as many samples, on a GPU.
 """
 
 
+def saved(size: Size) -> str:
+    """Which world it is; "" where `preset` plants it."""
+    return plant(World(source=size.world)).saved if size.world else ""
+
+
 def jobs(size: Size) -> Iterator[tuple[str, str, float, int]]:
     """(trainer, family, rate, seed); a rate of 0 is saejax's default."""
     for seed in SEEDS:
@@ -141,7 +146,8 @@ def train(size: Size, trainer: str, family: str, rate: float, seed: int) -> Row:
     """The scores of one training."""
     config, started = size.config(), time.perf_counter()
     config.seed = seed
-    out = FOLDER / f"{size.preset}-{trainer}-{family.replace(', ', '-').replace(' ', '-')}-{rate:g}-{seed}"
+    world, named = saved(size), family.replace(", ", "-").replace(" ", "-")
+    out = FOLDER / f"{size.preset}{world[:8]}-{size.samples}-{trainer}-{named}-{rate:g}-{seed}"
     if trainer == "SAELens":
         shutil.rmtree(out, ignore_errors=True)
         job = {"world": size.world, "out": str(out), "family": family, "k": size.k, "d_in": size.d_in}
@@ -157,9 +163,9 @@ def train(size: Size, trainer: str, family: str, rate: float, seed: int) -> Row:
     row |= {"date": time.strftime("%Y-%m-%d")}
     row |= {name: round(float(scores.figures[name]), 5) for name in FIGURES}
     row["seconds"] = round(time.perf_counter() - started, 1)
-    if size.world:
-        row["world"] = plant(World(source=size.world)).saved
-    if size.peers and "LISTA" not in family and "looks" not in family:
+    row["world"] = world
+    # SAELens has no encoder that looks again.
+    if size.peers and (trainer == "SAELens" or "lista_steps" not in ours(size.k)[family]):
         row["by_saelens"] = _by_saelens(size, out, trainer == "SAELens")
     return row
 
@@ -247,9 +253,10 @@ def main(_: list[str]) -> None:
     size = SIZES[_SIZE.value]
     size = dataclasses.replace(size, world=_WORLD.value or size.world, samples=_SAMPLES.value or size.samples)
     ends = time.monotonic() + 60 * _MINUTES.value
-    done = {(r["size"], r["samples"], r["trainer"], r["family"], r["lr"], r["seed"]) for r in read()}
+    key = ("size", "samples", "world", "trainer", "family", "lr", "seed")
+    done, world = {tuple(row[name] for name in key) for row in read()}, saved(size)
     for job in jobs(size):
-        if (_SIZE.value, size.samples, *job) in done or time.monotonic() > ends:
+        if (_SIZE.value, size.samples, world, *job) in done or time.monotonic() > ends:
             continue
         row = {"size": _SIZE.value} | train(size, *job)
         with LINES.open("a", encoding="utf-8") as file:
