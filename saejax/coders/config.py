@@ -66,9 +66,9 @@ class CoderKeys(Settings, section="coder"):
     )
     lista_steps: int | None = setting(
         None,
-        "The encoder encodes so many more times, each time with what the decoder left over added to x (LISTA). Each "
-        "time costs a dense product and a decoding. 0 is a linear encoder. The coder must write what it reads. "
-        "Attribution and other projects' formats have no such encoder.",
+        "The encoder runs this many more times. Before each, what the decoder left over is added to x (LISTA). Each "
+        "costs a dense product and a decoding. 0 is a linear encoder. The coder must write what it reads. Attribution "
+        "and the formats of other projects refuse such a coder.",
         low=0,
         high=MOST_STEPS,
         base=0,
