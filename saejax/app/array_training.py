@@ -21,7 +21,7 @@ from saejax.app.load import from_items, l0_in_training, load
 from saejax.app.train_settings import TrainSettings
 from saejax.app.training_folders import RunFolder
 from saejax.checkpoints import Checkpoints
-from saejax.coders import TOPOLOGIES, Coder, CoderConfig
+from saejax.coders import TOPOLOGIES, Coder, CoderConfig, Sites
 from saejax.core.config import from_config_dict, nearest, plain, to_json, typed
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError, DataError
 from saejax.core.host import keep_memory
@@ -144,7 +144,7 @@ def train(
 
 def _lacks(source: "_Source", run: Any, heldout: Any) -> dict[str, str]:
     """The parts of `Setting.needs` that the arguments do not give (`refuse_unused`)."""
-    lacks = {}
+    lacks = {"text": "needs the language model and its text, as `saejax train --config=...` has them: "}
     if run is None:
         lacks["run"] = "is about a run folder: give run=..., or "
     if heldout is None:
@@ -335,6 +335,9 @@ class ArrayMaterials:
         """The coder of the experiment, for the widths of its hook points."""
         widths, (reads, writes) = self.activations.hook_points, self.sites
         return coder_of(self.experiment, *([widths[name] for name in side] for side in (reads, writes)))
+
+    def beside(self, coder: Coder, sites: Sites, mesh: Mesh) -> None:
+        """Without a language model there is none."""
 
     def made_from(self) -> Provenance:
         identity = self.activations.identity if isinstance(self.activations, StoreReader) else {}

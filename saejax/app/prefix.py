@@ -38,7 +38,7 @@ from saejax.runs.provenance import Provenance, verify_provenance
 from saejax.training import Setup, TrainConfig, TrainState, put_on
 
 # What of section train is about coders or stored activations alone.
-_STORED = {"order", "rows", "epoch", "heldout"}
+_STORED = {"order", "rows", "epoch", "heldout", "text"}
 _OF_CODERS = (
     *("init_from", "accumulate", "resample_every"),
     *(key for key, known in settings_of(TrainConfig).items() if not _STORED.isdisjoint(known.needs)),

@@ -94,6 +94,12 @@ class TrainSettings(TypedDict, total=False):
     early_stop_patience: int
     early_stop_min_delta: float
     keep_best: str
+    through: str
+    through_weight: float
+    through_from: float
+    through_rows: int
+    through_parts: int
+    through_errors: bool
     max_rows: int
     accumulate: int
     checkpoint_every: int

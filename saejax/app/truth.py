@@ -12,7 +12,7 @@ from saejax.app.dictionaries import dictionaries
 from saejax.app.experiment import Experiment, experiment
 from saejax.app.load import load
 from saejax.app.training_folders import RunFolder
-from saejax.coders import TOPOLOGIES, Coder
+from saejax.coders import TOPOLOGIES, Coder, Sites
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError, SaejaxError
 from saejax.core.files import write_bytes, write_json
 from saejax.evals.truth import NAME, Planted, PlantedBatches, Scores, heldout, plant, score
@@ -31,6 +31,7 @@ from saejax.training import TrainConfig
 _LACKS = {
     "order": "needs a store, and planted activations lie in none: ",
     "rows": "limits stored activations, and of planted ones no row comes twice: ",
+    "text": "needs a language model, and planted activations are of none: ",
 }
 _SLOW = "Samples are drawn more slowly than a step takes them: more CPU cores or a GPU help."
 
@@ -124,6 +125,9 @@ class PlantedMaterials:
     def made_from(self) -> Provenance:
         world = {"store": "truth", "rows": self.rows(), "fingerprint": self.planted.fingerprint}
         return verify_provenance(self.experiment.run, {"train": world, "heldout": {}, "lm": {}, "text": {}})
+
+    def beside(self, coder: Coder, sites: Sites, mesh: Mesh) -> None:
+        """Without a language model there is none."""
 
     def build(self) -> Coder:
         width = self.planted.world.d_in

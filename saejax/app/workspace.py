@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,14 @@ from jax.sharding import Mesh
 from saejax.app.experiment import Experiment
 from saejax.app.load import load
 from saejax.capture import (
+    Journal,
     Named,
     SelectingPacker,
     expand_hook_points,
     store_identity,
     stream_activations,
 )
-from saejax.coders import TOPOLOGIES, Coder
+from saejax.coders import TOPOLOGIES, Coder, Sites
 from saejax.core.config import nearest
 from saejax.core.errors import ConfigError, DataError
 from saejax.fit.devices import lm_mesh
@@ -32,6 +34,8 @@ from saejax.store import Batches, BatchSource, StoreReader
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import MANIFEST, Header, read_manifest
 from saejax.text import Packer, Source, open_source
+from saejax.through import TextBatches, Through, WithText
+from saejax.through.loss import first_step, refuse
 from saejax.trained import TrainedCoder, check_widths
 from saejax.training import TrainConfig
 
@@ -129,6 +133,8 @@ class Workspace:
         """
         if self.experiment.capture.into == "training":
             refuse_unused(self.experiment, _STREAMED)
+        if self.experiment.train.through:
+            refuse(self.experiment.train, self.experiment.parallel)
         e, widths, (reads, writes) = self.experiment, self.names.hook_points(), self.sites
         if origin := self.origin("train"):
             self._check_store("train", {name: origin.hook_points[name] for name in (*reads, *writes)})
@@ -254,6 +260,8 @@ class Workspace:
         t, stored = self.experiment.train, self.experiment.capture.into == "store"
         rows = own_rows(mesh, t.batch_size, t.accumulate, t.neighbours) if mesh else None
         batches = self.training(hook_points, rows)
+        if t.through:
+            batches = WithText(batches, self._text(), first_step(t))
         if mesh and isinstance(batches, Batches) and t.neighbours > 1:
             tell(
                 f"train: windows of {t.neighbours} neighbouring tokens: {batches.epoch_rows:,} activations an epoch, "
@@ -290,6 +298,20 @@ class Workspace:
         manifest = read_manifest(StoreFiles(self.experiment.store_dir("train")))
         stored = manifest.n_tokens if manifest else c.tokens
         return min(stored, most or stored)
+
+    def beside(self, coder: Coder, sites: Sites, mesh: Mesh) -> Through | None:
+        e = self.experiment
+        if not e.train.through:
+            return None
+        lm, sinks = self.lm, e.capture.sinks
+        return Through.of(e.train, sinks, lm, lm.placed(mesh), e.text.context_length, coder, sites, mesh)
+
+    def _text(self) -> TextBatches:
+        """The text of the second loss, from its beginning, whatever was captured of it."""
+        e = self.experiment
+        rows, identity = e.train.through_rows, store_identity(self.lm, self.source, e.text, "train", e.capture)
+        identity = json.loads(json.dumps(identity | {"rows": rows, "seed": e.seed}))
+        return TextBatches(self.packer, rows, e.seed, Journal(e.run.text, identity))
 
     def source_coder(self) -> TrainedCoder:
         return load(self.experiment.train.init_from)

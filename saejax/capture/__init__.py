@@ -5,13 +5,14 @@ from saejax.capture.config import CaptureConfig
 from saejax.capture.hook_points import Named, expand_hook_points
 from saejax.capture.selection import SelectingPacker
 from saejax.capture.sinks import ALL_TOKENS, Sinks, finite
-from saejax.capture.stream import ActivationStream, stream_activations
+from saejax.capture.stream import ActivationStream, Journal, stream_activations
 
 __all__ = [
     "ALL_TOKENS",
     "ActivationStream",
     "CaptureConfig",
     "Captured",
+    "Journal",
     "Named",
     "SelectingPacker",
     "Sinks",

@@ -37,7 +37,7 @@ class Setting:
         words: of a command's flag, the first words of the command with which it does something; empty for all.
         needs: what a training must have for the key to do anything. "order": activations that can be read in any
             order; "rows": a fixed number of them; "epoch": passes over them that can be counted; "heldout",
-            "validations": others, to decide by or to look at; "run": a folder.
+            "validations": others, to decide by or to look at; "run": a folder; "text": the language model and its text.
         section: the dataclass of its keys, where it is a section.
     """
 
@@ -52,7 +52,7 @@ class Setting:
     per_member: bool = False
     sparsity_weight: bool = False
     place: Literal["", "path", "hub", "id", "named path"] = ""
-    needs: tuple[Literal["order", "rows", "epoch", "heldout", "validations", "run"], ...] = ()
+    needs: tuple[Literal["order", "rows", "epoch", "heldout", "validations", "run", "text"], ...] = ()
     words: tuple[str, ...] = ()
     section: type | None = None
 

@@ -73,12 +73,14 @@ class Coders:
     def _on_mesh(self, mesh: Mesh, coder: Coder, start: Beginning, checkpoints: Sequence[Checkpoints]) -> _Placed:
         """One coder, spread over the devices of a mesh."""
         e, topology, data = self.materials[0].experiment, coder.topology, self.data
+        beside = self.materials[0].beside(coder, start.sites, mesh)
         program = program_of_one(
             coder,
             e.train,
             start.sites,
             start.prepare,
             mesh,
+            beside=beside,
             warm=start.warm,
             spread=start.spread,
             seed=e.start_seed,
@@ -87,7 +89,7 @@ class Coders:
             fsdp=e.parallel.fsdp,
             mode=e.parallel.mode,
         )
-        put = put_on(mesh, e.train.batch_size, start.sites.hook_points)
+        put = put_on(mesh, e.train.batch_size, start.sites.hook_points, beside.arrays if beside else {})
         groups = f"{len(start.sites.reads)} x " if len(topology.latent_shape) > 1 else ""
         line = (
             f"train: {e.coder.preset}, {' '.join(start.sites.reads)} ({topology.d_in}) -> "

@@ -8,13 +8,14 @@ from typing import Any, Protocol, Self
 from jax.sharding import Mesh
 
 from saejax.checkpoints import Checkpoints
-from saejax.coders import Coder
+from saejax.coders import Coder, Sites
 from saejax.core.metrics import Writer
 from saejax.fit.trainable import Trainable
 from saejax.parallel import Process
 from saejax.store import BatchSource, RowSource, StoreReader
 from saejax.trained import TrainedCoder
 from saejax.training import Outcome, Setup, TrainConfig
+from saejax.training.beside import Beside
 
 Tell = Callable[[str], None]
 # Hook points (read, written).
@@ -144,6 +145,10 @@ class Materials(Protocol):
 
     def data(self, hook_points: Sequence[str], mesh: Mesh | None, tell: Tell) -> Data:
         """The data, opened; on a mesh that several processes share each has the rows of its devices."""
+        ...
+
+    def beside(self, coder: Coder, sites: Sites, mesh: Mesh) -> Beside | None:
+        """The second loss that section `train` asks for (`train.through`); None for none."""
         ...
 
     def source_coder(self) -> TrainedCoder:

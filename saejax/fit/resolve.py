@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from saejax.checkpoints import Checkpoints
-from saejax.coders import Coder
+from saejax.coders import Coder, Sites
 from saejax.core.errors import ConfigError
 from saejax.fit.beginning import is_begun, refuse_start, unscaled_sites
 from saejax.fit.devices import training_mesh
@@ -22,6 +22,7 @@ from saejax.fit.trainable import Trainable
 from saejax.parallel import DATA, check_divides, own_rows
 from saejax.training import Program, TrainConfig, program_of_one
 from saejax.training.batch_size import find, room_on
+from saejax.training.beside import Beside
 from saejax.training.optim import usual_rate
 from saejax.training.profile import step_bytes
 
@@ -59,7 +60,7 @@ def resolve(materials: M, numbers: Mapping[str, Any], tell: Tell) -> Resolved[M]
             coder = sized.build()
             check_divides(mesh, coder.topology.d_sae)
             try:
-                step = step_program(sized.experiment, coder, sized.sites, mesh, np.dtype(np.float32)).step
+                step = step_program(sized.experiment, coder, sized.sites, mesh, np.dtype(np.float32), sized.beside).step
             except jax.errors.JaxRuntimeError as error:
                 if "RESOURCE_EXHAUSTED" not in str(error):
                     raise
@@ -111,9 +112,28 @@ def batch_size(train: TrainConfig, rows: int, mesh: Mesh, needs: Callable[[int],
     return find(train.tokens, rows, parts, train.shares, needs, room)
 
 
-def step_program(e: Trainable, coder: Coder, sides: Sides, mesh: Mesh, dtype: np.dtype) -> Program:
-    """The compiled step of a coder without its data: activations of `dtype` count as they are."""
+def step_program(
+    e: Trainable,
+    coder: Coder,
+    sides: Sides,
+    mesh: Mesh,
+    dtype: np.dtype,
+    beside: Callable[[Coder, Sites, Mesh], Beside | None],
+) -> Program:
+    """The compiled step of a coder without its data: activations of `dtype` count as they are.
+
+    Args:
+        beside: as `Materials.beside`.
+    """
     train, sites = with_rate(e.train, coder), unscaled_sites(coder, sides)
     return program_of_one(
-        coder, train, sites, lambda params: params, mesh, seed=0, fsdp=e.parallel.fsdp, mode=e.parallel.mode
+        coder,
+        train,
+        sites,
+        lambda params: params,
+        mesh,
+        beside=beside(coder, sites, mesh),
+        seed=0,
+        fsdp=e.parallel.fsdp,
+        mode=e.parallel.mode,
     ).compiled(dtype)

@@ -22,7 +22,7 @@ from saejax.lm.shape import ModelShape
 from saejax.parallel import ParallelConfig, check_divides, make_mesh
 from saejax.plans.devices import Device
 from saejax.plans.models import TwoModels, shapes_of
-from saejax.plans.programs import Footprint, step_program
+from saejax.plans.programs import Footprint, step_program, through_program
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import Header
 from saejax.store.space import bytes_on_disk, predicted_bytes
@@ -98,6 +98,18 @@ class Outline:
             self.known[key] = step_program(e, coder, self.work.sites, mesh)[1]
         return coder, self.known[key]
 
+    def through(self, mesh: Mesh) -> Footprint | None:
+        """The second loss of a step of the experiment, of one part of its rows; None where there is none."""
+        e, sites = self.experiment, self.work.sites
+        if not e.train.through:
+            return None
+        through = {key: value for key, value in to_json(e.train).items() if key.startswith("through")}
+        shape = [mesh.shape[DATA], mesh.shape[LATENT]]
+        key = json.dumps([to_json(e.coder), through, e.lm.dtype, e.text.context_length, sites, *shape])
+        if key not in self.known:
+            self.known[key] = through_program(e, self.coder(), sites, self.models[0], mesh)
+        return self.known[key]
+
     def sized(self, device: Device, mesh: Mesh) -> "Outline":
         """The same with train.batch_size=0 replaced by the size that training would find on such devices."""
         e = self.experiment
@@ -108,7 +120,8 @@ class Outline:
             return self.with_experiment(dataclasses.replace(e, train=dataclasses.replace(e.train, batch_size=size)))
 
         def needs(size: int) -> int:
-            return int(of_size(size).step(mesh)[1].bytes)
+            second = self.through(mesh)
+            return int(of_size(size).step(mesh)[1].bytes + (second.bytes if second else 0))
 
         return of_size(batch_size(e.train, self.work.rows(), mesh, needs, int(ROOM * device.memory))[0])
 

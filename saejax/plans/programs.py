@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 
 from saejax.app.experiment import Experiment
 from saejax.coders import Coder
+from saejax.core.errors import ConfigError
 from saejax.fit.beginning import unscaled_sites
 from saejax.fit.learner import Sides
 from saejax.fit.resolve import step_program as compiled_step
@@ -27,8 +28,9 @@ from saejax.lm import LanguageModel, decoder, logical_axes
 from saejax.lm.conventions import DecoderConfig
 from saejax.lm.forward import forward_program
 from saejax.lm.shape import ModelShape
-from saejax.parallel import sharding_of
+from saejax.parallel import batch_sharding, on_mesh, sharding_of
 from saejax.text import Tokenizer
+from saejax.through import Through
 from saejax.training import Program
 from saejax.training.profile import step_bytes
 
@@ -76,7 +78,7 @@ class Footprint:
 
 
 def step_program(e: Experiment, coder: Coder, names: Sides, mesh: Mesh) -> tuple[Program, Footprint]:
-    """(the train step of an experiment, compiled for a mesh; what it takes on each device).
+    """(the train step of an experiment, compiled for a mesh; what it takes on each device). Without a second loss.
 
     Its amounts are 1, operations, bytes moved, kept pairs x width, and parameters: XLA counts a loop over pairs once,
     however long it is, so these stand by themselves.
@@ -84,7 +86,8 @@ def step_program(e: Experiment, coder: Coder, names: Sides, mesh: Mesh) -> tuple
     Raises:
         ConfigError: what training itself would refuse of the mesh.
     """
-    program, topology = compiled_step(e, coder, names, mesh, np.dtype(ml_dtypes.bfloat16)), coder.topology
+    program = compiled_step(e, coder, names, mesh, np.dtype(ml_dtypes.bfloat16), lambda *_: None)
+    topology = coder.topology
     widths = unscaled_sites(coder, names).widths(topology.in_shape[-1], topology.out_shape[-1])
     batch = sum(e.train.batch_size // mesh.shape[DATA] * width * 2 for width in widths.values())
     work = _footprint(program.step, bytes_on_one(program.abstract), batch)
@@ -93,6 +96,36 @@ def step_program(e: Experiment, coder: Coder, names: Sides, mesh: Mesh) -> tuple
     pairs = float(e.train.batch_size * kept * math.prod(topology.out_shape))
     amounts = 1.0, work.flops, work.moved, pairs, float(parameter_count(coder))
     return program, dataclasses.replace(work, amounts=amounts)
+
+
+def through_program(e: Experiment, coder: Coder, names: Sides, shape: ModelShape, mesh: Mesh) -> Footprint:
+    """The second loss of a step (`train.through`) with its gradient: of one part of the rows, beside the step itself.
+
+    Raises:
+        ConfigError: what training itself would refuse of it.
+    """
+    if not isinstance(shape, DecoderConfig):
+        raise ConfigError(f"train.through={e.train.through} needs a model that JAX runs, and {shape.model} is not one.")
+    lm, lm_params = abstract_model(shape, shape.n_layer, e.lm.dtype, mesh)
+    length, t = e.text.context_length, e.train
+    loss = Through.of(t, e.capture.sinks, lm, lm_params, length, coder, unscaled_sites(coder, names), mesh)
+    rows, axes = t.through_rows // t.through_parts, coder.logical_axes()
+
+    def spread(name: str, leaf: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding_of(mesh, leaf.shape, axes.get(name, ())))
+
+    shapes = jax.eval_shape(coder.init, jax.random.key(0)), jax.eval_shape(coder.init_stats)
+    params, stats = ({name: spread(name, leaf) for name, leaf in of.items()} for of in shapes)
+    packed = {
+        name: jax.ShapeDtypeStruct((rows, *of[1:]), dtype, sharding=batch_sharding(mesh))
+        for name, (of, dtype) in loss.arrays.items()
+    }
+    one = dataclasses.replace(loss, parts=1)
+    compiled = jax.jit(on_mesh(one.gradient, mesh)).lower(params, stats, packed, lm_params).compile()
+    held = bytes_on_one((params, stats))
+    work = _footprint(compiled, bytes_on_one(lm_params) + held, bytes_on_one(packed))
+    work = dataclasses.replace(work, state=work.state - held)
+    return dataclasses.replace(work, amounts=(1.0, work.flops, work.moved))
 
 
 @functools.lru_cache(maxsize=256)

@@ -38,6 +38,14 @@ def train(outline: Outline, terms: Terms) -> StageEstimate | None:
         parts["temporaries"] = max(parts["temporaries"], of_model["temporaries"])
         flops += t.tokens * operations
         held = 2 * e.capture.buffer_rows * width
+    if second := outline.through(terms.mesh):
+        law, peak = law_of(terms.device, "evaluate"), terms.device.peak(e.lm.dtype)
+        share = (1 - t.through_from) * t.through_parts
+        times["the loss through the model"] = share * terms.seconds(law, second, peak)
+        seconds += t.steps * times["the loss through the model"]
+        flops += t.steps * share * second.flops * terms.devices
+        parts["language model"] = second.state
+        parts["temporaries"] = max(parts["temporaries"], second.temporaries)
     return terms.estimate(
         "train",
         parts,

@@ -60,6 +60,7 @@ class Run:
     checkpoints = _Name("checkpoints")
     stages = _Name("stages.json")
     stream = _Name("stream.jsonl")
+    text = _Name("text.jsonl")
     profile = _Name("profile.json")
     trace = _Name("profile")
     tensorboard = _Name("tensorboard")

@@ -71,6 +71,30 @@ class TrainConfig(OptimSettings):
         "latents than it has are added. Empty starts fresh.",
         place="hub",
     )
+    through: str = setting(
+        "",
+        "A second loss, of the language model with the reconstruction in it: kl, from what it predicts with its own "
+        "activations; ce, of the next token. Each step reads rows of text for it, beside the activations. Empty: none.",
+        choices=("kl", "ce"),
+        needs=("text",),
+    )
+    through_weight: float = setting(
+        1.0,
+        "The second loss is made as large as the reconstruction's, times this. Weights of sparsity grow with the sum.",
+        above=0,
+    )
+    through_from: float = setting(
+        0.0, "The share of the training before the second loss, which costs nothing until then.", low=0, below=1
+    )
+    through_rows: int = setting(
+        16, "Rows of text of a step, of text.context_length tokens each: a multiple of the devices.", low=1
+    )
+    through_parts: int = setting(1, "They are taken in so many parts, one after the other, to save memory.", low=1)
+    through_errors: bool = setting(
+        False,
+        "With ce: the error of the reconstruction is added to it as a constant, so that the model computes what it "
+        "does by itself and the loss is about the directions alone.",
+    )
     max_rows: int = setting(
         0, "Use at most so many stored activations (a sample limit); 0 uses all.", low=0, high=math.inf, needs=("rows",)
     )
@@ -160,6 +184,7 @@ class TrainConfig(OptimSettings):
         if 0 < self.spike_factor <= 1:
             raise ConfigError(f"train.spike_factor is {self.spike_factor}: half of all losses are above; set 3, or 0.")
         self._check_batch()
+        self._check_through()
         if self.resample_every and not OPTIMIZERS[self.optimizer].moments_per_latent:
             fitting = [name for name, optimizer in OPTIMIZERS.items() if optimizer.moments_per_latent]
             raise ConfigError(
@@ -169,6 +194,22 @@ class TrainConfig(OptimSettings):
         for key in ("keep_best", "early_stop_patience"):
             if getattr(self, key) and not (self.validate_every or self.validate_epochs):
                 raise ConfigError(f"train.{key} needs validations; set train.validate_every.")
+
+    def _check_through(self) -> None:
+        """Raise ConfigError for keys of the second loss that would do nothing, or give no gradient."""
+        if not self.through:
+            for field in dataclasses.fields(self):
+                if field.name.startswith("through_") and (value := getattr(self, field.name)) != field.default:
+                    raise ConfigError(f"train.{field.name}={value} does nothing without train.through: set kl or ce.")
+        if self.through_errors and self.through != "ce":
+            raise ConfigError(
+                "train.through_errors with train.through=kl has no gradient: with its error the reconstruction is the "
+                "activation. Set train.through=ce, or train.through_errors=False."
+            )
+        if self.through_rows % self.through_parts:
+            raise ConfigError(
+                f"train.through_rows {self.through_rows} is not a multiple of train.through_parts {self.through_parts}."
+            )
 
     def _check_batch(self) -> None:
         """Raise ConfigError if the batch cannot be what the other settings make of it."""

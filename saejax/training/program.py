@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from saejax.checkpoints import Checkpoints
 from saejax.coders import Coder, Sites
 from saejax.parallel import batch_sharding, on_mesh, replicated
+from saejax.training.beside import Beside
 from saejax.training.config import TrainConfig
 from saejax.training.optim import make_optimizer, make_schedule
 from saejax.training.state import Learnable, TrainState, abstract_state, init_state, make_init
@@ -130,6 +131,7 @@ def program_of_one(
     mesh: Mesh,
     *,
     spread: Sequence[float] = (),
+    beside: Beside | None = None,
     **how: Any,
 ) -> Program:
     """The program that trains one coder on all devices of a mesh.
@@ -137,31 +139,42 @@ def program_of_one(
     Args:
         prepare: fresh parameters -> those that training begins with; pure.
         spread: of what the encoder reads (`make_optimizer`).
+        beside: a second loss.
         how: seed, warm, checkpoints, meta, fsdp and mode, as of `program_on`.
     """
     optimizer, schedule = make_optimizer(config, coder.sparsity.bias_rate, spread), make_schedule(config)
-    step, init = make_step(coder, optimizer, schedule, sites, config), make_init(coder, optimizer, config, prepare)
+    step = make_step(coder, optimizer, schedule, sites, config, beside)
+    init = make_init(coder, optimizer, config, prepare)
     widths = sites.widths(coder.topology.in_shape[-1], coder.topology.out_shape[-1])
 
     def arrays(dtype: np.dtype) -> dict[str, tuple[tuple[int, ...], Any]]:
-        return {name: ((config.batch_size, width), dtype) for name, width in widths.items()}
+        stored = {name: ((config.batch_size, width), dtype) for name, width in widths.items()}
+        return stored | dict(beside.arrays if beside else {})
 
     def after(abstract: TrainState) -> Callable[[TrainState, Arrays], L0s] | None:
         both = on_mesh(compare(coder, sites, config.batch_size // config.accumulate), mesh)
         return jax.jit(both, out_shardings=replicated(mesh)) if can_differ(coder, abstract) else None
 
-    return program_on(mesh, coder, step, init, arrays, after=after, **how)
+    inputs = {"beside": beside.inputs} if beside else None
+    return program_on(mesh, coder, step, init, arrays, after=after, inputs=inputs, **how)
 
 
-def put_on(mesh: Mesh, batch_size: int, names: Sequence[str]) -> Callable[[Mapping[str, np.ndarray]], list[Arrays]]:
-    """(rows of this process's devices) -> these arrays of the batch on the mesh, for the one program there is."""
-    sharding = batch_sharding(mesh)
+def put_on(
+    mesh: Mesh, batch_size: int, names: Sequence[str], beside: Mapping[str, tuple[tuple[int, ...], Any]] = {}
+) -> Callable[[Mapping[str, np.ndarray]], list[Arrays]]:
+    """(rows of this process's devices) -> these arrays of the batch on the mesh, for the one program there is.
+
+    Args:
+        beside: `Beside.arrays`, which have numbers of rows of their own.
+    """
+    sharding, rows_of = batch_sharding(mesh), dict.fromkeys(names, batch_size)
+    rows_of |= {name: shape[0] for name, (shape, _) in beside.items()}
 
     def put(rows: Mapping[str, np.ndarray]) -> list[Arrays]:
         return [
             {
-                name: jax.make_array_from_process_local_data(sharding, rows[name], (batch_size, *rows[name].shape[1:]))
-                for name in names
+                name: jax.make_array_from_process_local_data(sharding, rows[name], (n, *rows[name].shape[1:]))
+                for name, n in rows_of.items()
             }
         ]
 

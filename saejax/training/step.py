@@ -12,6 +12,7 @@ from saejax.coders import Coder, Sites
 from saejax.coders.term import total_variance
 from saejax.kernels.batch import of_all_copies
 from saejax.parallel import MODES, batch_sharding, replicated
+from saejax.training.beside import Beside, added, sparsity_factor
 from saejax.training.config import TrainConfig
 from saejax.training.guard import judge
 from saejax.training.optim import learning_rate_factor, next_average, steps_taken
@@ -40,6 +41,7 @@ def make_step(
     schedule: optax.Schedule,
     sites: Sites,
     config: TrainConfig,
+    beside: Beside | None = None,
 ) -> Step:
     """(state, {hook point: [B, D] as stored}, hyper) -> (state, metrics), not yet compiled.
 
@@ -50,8 +52,13 @@ def make_step(
     """
 
     def step(state: TrainState, arrays: Arrays, hyper: Hyper) -> tuple[TrainState, dict[str, jax.Array]]:
-        batch = sites.batch(arrays)
-        grads, metrics, stats = _gradients(coder, config, state, batch, hyper["sparsity"])
+        batch, sparsity = sites.batch(arrays), hyper["sparsity"]
+        if beside is not None:
+            sparsity = sparsity * sparsity_factor(beside, state.step)
+        grads, metrics, stats = _gradients(coder, config, state, batch, sparsity)
+        if beside is not None:
+            of = coder.terms[0].name
+            grads, metrics = added(beside, state, arrays, hyper["beside"], grads, metrics, of)
         after, metrics, ok = apply_gradients(coder, optimizer, schedule, config, state, hyper, (grads, metrics, stats))
         with jax.named_scope("resample"):
             return resample(coder, config, after, batch, hyper["seed"], ok), metrics

@@ -220,6 +220,7 @@ VALUES: dict[str, Any] = {
     **{"validate_every": 5, "validate_epochs": 0.5, "early_stop_patience": 2, "keep_best": "val/fve"},
     **{"tensorboard": True, "profile": True},
     **{"checkpoint_every": 5, "keep_every": 5, "keep_checkpoints": 1},
+    **{"through": "kl"},
 }
 
 
@@ -232,9 +233,9 @@ def test_every_setting_that_needs_something_is_tried() -> None:
 
 
 REFUSED: list[tuple[Callable[[Experiment], None], list[str]]] = [
-    (given, needing("run", "heldout", "validations")),
-    (iterated, needing("order", "rows", "epoch")),
-    (truth, needing("order", "rows")),
+    (given, needing("run", "heldout", "validations", "text")),
+    (iterated, needing("order", "rows", "epoch", "text")),
+    (truth, needing("order", "rows", "text")),
     *((door, needing("order")) for door in (streamed, streamed_sweep, streamed_plan)),
 ]
 

@@ -198,6 +198,11 @@ def _refuse_settings(e: Experiment) -> None:
         raise ConfigError("train.batch_size=0 is for a training of one coder: a sweep's coders share a batch. Set it.")
     if e.train.profile:
         raise ConfigError("train.profile is for a training of one coder: profile one of the members by `saejax train`.")
+    if e.train.through:
+        raise ConfigError(
+            f"train.through={e.train.through} is for a training of one coder: let a member go on with it by `saejax "
+            "train` and train.init_from."
+        )
     if jax.process_count() > 1:
         raise ConfigError(f"A sweep runs in one process; there are {jax.process_count()}. Start it on one machine.")
 
