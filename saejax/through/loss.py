@@ -28,7 +28,7 @@ from saejax.evals.splice import Clean, spliced
 from saejax.kernels.batch import DATA
 from saejax.lm.forward import Model
 from saejax.parallel import ParallelConfig
-from saejax.through.text import ARRAYS, PREFIX
+from saejax.through.text import ARRAYS, TEXT
 from saejax.training import TrainConfig
 
 _METRIC = {"kl": "kl", "ce": "ce_sae"}
@@ -106,7 +106,7 @@ class Through:
             t.through_parts,
             t.through_errors,
             sinks,
-            {PREFIX + name: (shape, dtype) for name, dtype in ARRAYS.items()},
+            {TEXT + name: (shape, dtype) for name, dtype in ARRAYS.items()},
             lm_params,
         )
 
@@ -116,7 +116,7 @@ class Through:
 
     def gradient(self, params: Any, stats: Any, arrays: Mapping[str, jax.Array], inputs: Any) -> tuple[jax.Array, Any]:
         """(the mean over the predicted tokens, its gradient by the coder's parameters). Pure."""
-        packed = {name: arrays[PREFIX + name] for name in ARRAYS}
+        packed = {name: arrays[TEXT + name] for name in ARRAYS}
         # Rows r, r + parts, ...: each part has rows of every device.
         parts = {name: jnp.moveaxis(a.reshape(-1, self.parts, *a.shape[1:]), 1, 0) for name, a in packed.items()}
         of_part = jax.value_and_grad(self.total, has_aux=True)

@@ -17,7 +17,7 @@ from saejax.text import PackedRows, Packer
 
 # Arrays of a batch of text, with their dtypes; in a batch of a training their names begin with the prefix.
 ARRAYS: Mapping[str, Any] = {"tokens": np.int32, "positions": np.int32, "segments": np.int32, "keep": np.bool_}
-PREFIX = "text/"
+TEXT = "text/"
 # Batches whose rows are mixed with each other: neighbours in a text are about the same. A training that goes on packs
 # its current block again.
 _BLOCK = 256
@@ -62,12 +62,12 @@ class TextBatches:
 
     def blank(self) -> dict[str, np.ndarray]:
         """A batch of padding."""
-        return _arrays(self.packer.blank(self.rows))
+        return _of_packed(self.packer.blank(self.rows))
 
     def _epoch(self, cursor: dict[str, Any] | None) -> Generator[tuple[Block, dict[str, Any]]]:
         with contextlib.closing(prefetched(self.packer.batches("train", self.rows, cursor))) as ahead:
             for packed in ahead:
-                yield _arrays(packed), packed.cursor
+                yield _of_packed(packed), packed.cursor
 
 
 class WithText:
@@ -94,7 +94,7 @@ class WithText:
         ):
             for batch in batches:
                 text = next(rows) if step >= self.begins else blank
-                yield {**batch, **{PREFIX + name: value for name, value in text.items()}}
+                yield {**batch, **{TEXT + name: value for name, value in text.items()}}
                 step += 1
 
     def whole_batch_at(self, step: int) -> Block:
@@ -104,5 +104,5 @@ class WithText:
         return self.activations.places(step)
 
 
-def _arrays(packed: PackedRows) -> dict[str, np.ndarray]:
+def _of_packed(packed: PackedRows) -> dict[str, np.ndarray]:
     return {name: getattr(packed, name) for name in ARRAYS}

@@ -15,9 +15,8 @@ import jax.numpy as jnp
 
 from saejax.training.state import TrainState
 
-Arrays = Mapping[str, jax.Array]
 # A loss that is exactly 0 is not made larger than this allows.
-_LEAST = 1e-12
+_TINIEST = 1e-12
 
 
 class Beside(Protocol):
@@ -42,7 +41,7 @@ class Beside(Protocol):
     @property
     def inputs(self) -> Any: ...
 
-    def gradient(self, params: Any, stats: Any, arrays: Arrays, inputs: Any) -> tuple[jax.Array, Any]:
+    def gradient(self, params: Any, stats: Any, arrays: Mapping[str, jax.Array], inputs: Any) -> tuple[jax.Array, Any]:
         """(L, its gradient by the parameters). Pure."""
         ...
 
@@ -53,7 +52,13 @@ def sparsity_factor(beside: Beside, step: jax.Array) -> jax.Array:
 
 
 def added(
-    beside: Beside, state: TrainState, arrays: Arrays, inputs: Any, grads: Any, metrics: Any, reconstruction: str
+    beside: Beside,
+    state: TrainState,
+    arrays: Mapping[str, jax.Array],
+    inputs: Any,
+    grads: Any,
+    metrics: Any,
+    reconstruction: str,
 ) -> tuple[Any, dict[str, jax.Array]]:
     """(gradients, metrics) of a step with the second loss, whose own metric is NaN before it begins.
 
@@ -70,7 +75,7 @@ def added(
     begun = state.step >= beside.begins
     with jax.named_scope("loss/through"):
         value, more = jax.lax.cond(begun, there, not_yet) if beside.begins else there()
-        scale = beside.weight * metrics[reconstruction] / jnp.maximum(value, _LEAST)
+        scale = beside.weight * metrics[reconstruction] / jnp.maximum(value, _TINIEST)
         loss = jnp.where(begun, scale * value, 0.0)
         scale = jnp.where(begun, scale, 0.0)
         grads = jax.tree.map(lambda a, b: a + scale * b, grads, more)

@@ -305,7 +305,11 @@ def test_a_door_reads_what_the_stage_reads_or_refuses_it(
 
     monkeypatch.setattr(TrainConfig, "__getattribute__", asked)
     left = reads("stage") - reads(door)
-    refused = {"saejax.train": needing("run", "heldout", "validations"), "truth": needing("order", "rows")}
+    refused = {
+        "saejax.train": needing("run", "heldout", "validations", "text"),
+        "saejax.train(run=)": needing("text"),
+        "truth": needing("order", "rows", "text"),
+    }
     # The step itself looks at `accumulate`.
     assert left - {"accumulate"} <= set(refused.get(door, ())), left
 

@@ -44,7 +44,7 @@ from saejax.plans.outline import Outline
 from saejax.text import PackedRows, Packer, Source
 from saejax.through import TextBatches, Through
 from saejax.through.loss import first_step
-from saejax.through.text import _BLOCK, ARRAYS, PREFIX
+from saejax.through.text import _BLOCK, ARRAYS, TEXT
 from saejax.training import TrainConfig
 from saejax.training.profile import step_bytes
 
@@ -70,7 +70,7 @@ def loss_of(lm: LanguageModel, coder: Coder, sites: Sites, rows: int, mesh: Any 
 
 
 def prefixed(packed: PackedRows) -> dict[str, jax.Array]:
-    return {PREFIX + name: value for name, value in arrays(packed).items()}
+    return {TEXT + name: value for name, value in arrays(packed).items()}
 
 
 def made(topology: str, sparsity: str = "relu") -> tuple[Coder, Sites, dict[str, np.ndarray]]:

@@ -1,0 +1,135 @@
+"""Is a dictionary better for the model when the last part of its training sees the model's own loss?
+
+    saejax capture --config=quickstart
+    python -m benchmarks.through --config=quickstart [--probes=first_letter,95_toxic_is]
+    saejax capture --config=smollm2                        # after `make real ARGS=--fetch`
+    python -m benchmarks.through --config=smollm2
+
+Each seed trains a dictionary with the settings of the experiment. From it three trainings of --tokens activations go
+on, alike but for `train.through`: none, which is the control; kl; ce. The held-out text judges all. A training is a
+line of through.jsonl beside this file; what is there already is not run again. Then through.md is made.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import app, flags
+
+import saejax
+from saejax.app.experiment import with_settings
+from saejax.app.stages import run_evaluate, run_train
+from saejax.app.workspace import Workspace
+from saejax.core.files import read_json
+from saejax.experiment import experiment
+
+HERE = Path(__file__).parent
+LINES, TABLE = HERE / "through.jsonl", HERE / "through.md"
+KINDS = ("first", "none", "kl", "ce")
+KEPT = ("fve", "ce_clean", "ce_sae", "ce_zero", "kl", "l0", "dead_fraction")
+LETTERS = ("mean_absorption", "full_absorption")
+
+_CONFIG = flags.DEFINE_string("config", "quickstart", "The experiment.")
+_SEEDS = flags.DEFINE_integer("seeds", 3, "Trainings of each kind.")
+_FIRST = flags.DEFINE_integer("first_tokens", 0, "Activations of the first training; 0: the experiment's.")
+_TOKENS = flags.DEFINE_integer("tokens", 524_288, "Activations of what goes on.")
+_ROWS = flags.DEFINE_integer("rows", 16, "train.through_rows.")
+_PROBES = flags.DEFINE_string("probes", "", "Data sets of `saejax evaluate --probes`.")
+_EVAL = flags.DEFINE_integer("eval_tokens", 0, "Held-out tokens; 0: the experiment's.")
+_MINUTES = flags.DEFINE_float("minutes", 0, "Begin no training after so long; 0: no limit.")
+
+Row = dict[str, Any]
+
+
+def finished(name: str, settings: dict[str, Any]) -> Workspace:
+    """The run `name` of the experiment, trained and evaluated."""
+    e = with_settings(experiment(_CONFIG.value), settings | {"name": f"through-{_CONFIG.value}-{name}"})
+    if not e.run.evaluation.exists():
+        if run_train(Workspace(e)):
+            raise SystemExit("stopped; the same command continues")
+        run_evaluate(Workspace(e))
+    return Workspace(e)
+
+
+def measured(kind: str, seed: int) -> Row:
+    """A line: the first training of a seed, or one that goes on from it."""
+    e = experiment(_CONFIG.value)
+    settings = {
+        "train.seed": seed,
+        "train.checkpoint_every": 10**6,
+        "train.tokens": _FIRST.value or e.train.tokens,
+        "eval.tokens": _EVAL.value or e.eval.tokens,
+    }
+    work = finished(str(seed), settings)
+    if kind != "first":
+        settings |= {"train.init_from": str(work.experiment.run.path), "train.tokens": _TOKENS.value}
+        settings |= {"train.through": kind, "train.through_rows": _ROWS.value} if kind != "none" else {}
+        work = finished(f"{seed}-{kind}", settings)
+    run = work.experiment.run
+    metrics = read_json(run.evaluation)["metrics"]
+    row = {"config": _CONFIG.value, "kind": kind, "seed": seed, "date": time.strftime("%Y-%m-%d")}
+    row |= {name: metrics[name] for name in KEPT if name in metrics}
+    row["seconds"] = round(run.read_stages()["train"]["seconds"], 1)
+    return row | (probed(work) if _PROBES.value else {})
+
+
+def probed(work: Workspace) -> Row:
+    """Mean AUC by k over the data sets, and absorption over the letters."""
+    found = saejax.probes(saejax.load(work.experiment.run.path), work.lm, _PROBES.value)
+    row: Row = {f"auc_{k}": float(np.mean([one["k"][k]["auc"] for one in found.datasets.values()])) for k in found.ks}
+    return row | {name: found.first_letter[name]["mean"] for name in LETTERS if name in found.first_letter}
+
+
+def closed(row: Row, control: Row) -> float:
+    """The share of the control's excess of cross-entropy that is gone."""
+    return (control["ce_sae"] - row["ce_sae"]) / (control["ce_sae"] - control["ce_clean"])
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Per experiment: each kind's means over the seeds, and the difference to the control of the same seed."""
+    lines = [__doc__.partition("\n\n")[0], ""] if __doc__ else []
+    for config in dict.fromkeys(row["config"] for row in rows):
+        of = {(row["kind"], row["seed"]): row for row in rows if row["config"] == config}
+        extra = [name for name in next(iter(of.values())) if name.startswith(("auc_", *LETTERS))]
+        names = ["fve", "kl", "ce_sae", "dead_fraction", *extra]
+        lines += [f"## {config}", "", f"| training | {' | '.join(names)} | CE gap closed | seconds |"]
+        lines += ["|" + "---|" * (len(names) + 3)]
+        for kind in KINDS:
+            seeds = [seed for k, seed in of if k == kind]
+            if not seeds:
+                continue
+            cells = [span([of[kind, seed][name] for seed in seeds]) for name in names]
+            both = [seed for seed in seeds if ("none", seed) in of and kind not in ("first", "none")]
+            cells += [span([closed(of[kind, s], of["none", s]) for s in both]) if both else "-"]
+            lines += [f"| {kind} | {' | '.join(cells)} | {span([of[kind, s]['seconds'] for s in seeds], 1)} |"]
+        lines += [""]
+    return "\n".join(lines)
+
+
+def span(values: Sequence[float], digits: int = 4) -> str:
+    """Mean, least and largest."""
+    low, mean, high = min(values), float(np.mean(values)), max(values)
+    return f"{mean:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def main(_: Sequence[str]) -> None:
+    started = time.monotonic()
+    rows = [json.loads(line) for line in LINES.read_text().splitlines()] if LINES.exists() else []
+    for seed in range(_SEEDS.value):
+        for kind in KINDS:
+            if any((row["config"], row["kind"], row["seed"]) == (_CONFIG.value, kind, seed) for row in rows):
+                continue
+            if _MINUTES.value and time.monotonic() - started > 60 * _MINUTES.value:
+                break
+            rows.append(measured(kind, seed))
+            print(json.dumps(rows[-1]), flush=True)
+            with LINES.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(rows[-1]) + "\n")
+    TABLE.write_text(table(rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    app.run(main)
