@@ -58,7 +58,7 @@ def measured(kind: str, seed: int) -> Row:
     """A line: the first training of a seed, or one that goes on from it."""
     e = experiment(_CONFIG.value)
     settings = {
-        "train.seed": seed,
+        "seed": seed,
         "train.checkpoint_every": 10**6,
         "train.tokens": _FIRST.value or e.train.tokens,
         "eval.tokens": _EVAL.value or e.eval.tokens,

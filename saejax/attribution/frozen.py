@@ -89,6 +89,8 @@ def linear(
     read: Callable[[int, jax.Array], jax.Array],
     delta: Callable[[int, jax.Array], jax.Array],
     delta_SM: jax.Array,
+    also: Sequence[str] = (),
+    gates: Sequence[jax.Array] = (),
 ) -> jax.Array:
     """The sum of what is read of the layers, and of the residual stream after the last block, up to constants.
 
@@ -100,6 +102,8 @@ def linear(
         delta: (a layer's number, a tie) -> what is added where it writes, [S, D]. The cotangent of the tie, a zero, is
             awaited before the backward pass leaves the block: what takes it from the effects makes them come first.
         delta_SM: is added to the embeddings.
+        also: more hook points that are read, as layers L + 1, ...; they are read after what stands there is written.
+        gates: of each block, [H, S, S]: the pattern is multiplied by them.
     """
     reads: dict[int, jax.Array] = {}
     ties: dict[str, jax.Array] = {}
@@ -143,6 +147,7 @@ def linear(
     edits += [(f"{block}.resid_pre", tying(block)) for block in sorted({_block_of(layer.write) for layer in layers})]
     edits += [(layer.read, reading(number)) for number, layer in enumerate(layers)]
     edits += [(layer.write, writing(number)) for number, layer in enumerate(layers)]
+    edits += [(name, reading(len(layers) + 1 + i)) for i, name in enumerate(also)]
     edits += [(f"{block}.resid_post", ending(block)) for block in sorted({_block_of(layer.read) for layer in layers})]
     edits += [(name, _with_derivative(value)) for name, value in frozen["inputs"].items()]
     edits += [(name, functools.partial(lambda value, _: value, value)) for name, value in frozen["scales"].items()]
@@ -150,10 +155,11 @@ def linear(
     for name, edit in edits:
         together[name] = functools.partial(_both, together[name], edit) if name in together else edit
 
-    def attending(window: int | None, q: jax.Array, k: jax.Array) -> Attend:
-        return lambda _, __, v, tap: _attended(config, window, q, k, v)
+    def attending(i: int) -> Attend:
+        held = config.layer_windows[i], frozen["queries"][i], frozen["keys"][i]
+        return lambda _, __, v, tap: _attended(config, *held, v, gates[i] if gates else None)
 
-    attends = [attending(*block) for block in zip(config.layer_windows, frozen["queries"], frozen["keys"], strict=True)]
+    attends = [attending(i) for i in range(config.n_layer)]
     last = f"blocks.{config.n_layer - 1}.resid_post"
     tokens_S = jnp.zeros(delta_SM.shape[0], jnp.int32)  # their embeddings are a constant
     with _exact(params):
@@ -187,24 +193,36 @@ def _forward(
 
 
 def _attended(
-    config: DecoderConfig, window: int | None, q_BHSD: jax.Array, k_BGSD: jax.Array, v_BGSD: jax.Array
+    config: DecoderConfig,
+    window: int | None,
+    q_BHSD: jax.Array,
+    k_BGSD: jax.Array,
+    v_BGSD: jax.Array,
+    gate_HSS: jax.Array | None = None,
 ) -> jax.Array:
     """`decoder.attended` by blocks of queries, none of whose patterns is kept for the derivative by v."""
     length = q_BHSD.shape[2]
     count = -(-length // _QUERIES)
     size = min(_QUERIES, length)
-    q_BHSD = jnp.pad(q_BHSD, ((0, 0), (0, 0), (0, count * size - length), (0, 0)))
+    more = count * size - length
+    q_BHSD = jnp.pad(q_BHSD, ((0, 0), (0, 0), (0, more), (0, 0)))
+    gate_HSS = None if gate_HSS is None else jnp.pad(gate_HSS, ((0, 0), (0, more), (0, 0)))
 
     @jax.checkpoint
-    def block(start: jax.Array, v_BGSD: jax.Array) -> jax.Array:
+    def block(start: jax.Array, v_BGSD: jax.Array, gate_HSS: jax.Array | None) -> jax.Array:
+        def tap(_: str, pattern_BHQS: jax.Array) -> jax.Array:
+            if gate_HSS is None:
+                return pattern_BHQS
+            return pattern_BHQS * jax.lax.dynamic_slice_in_dim(gate_HSS, start, size, axis=1)[None]
+
         at_Q1, to_1S = (start + jnp.arange(size))[:, None], jnp.arange(length)[None]
         mask_QS = to_1S <= at_Q1
         if window is not None:
             mask_QS = mask_QS & (to_1S > at_Q1 - window)
         q_BHQD = jax.lax.dynamic_slice_in_dim(q_BHSD, start, size, axis=2)
-        return decoder.attended(config, q_BHQD, k_BGSD, v_BGSD, mask_QS[None], lambda _, pattern: pattern)
+        return decoder.attended(config, q_BHQD, k_BGSD, v_BGSD, mask_QS[None], tap)
 
-    z_NBHQD = jax.lax.map(lambda start: block(start, v_BGSD), jnp.arange(count) * size)
+    z_NBHQD = jax.lax.map(lambda start: block(start, v_BGSD, gate_HSS), jnp.arange(count) * size)
     z_BHNQD = jnp.moveaxis(z_NBHQD, 0, 2)
     return z_BHNQD.reshape(*z_BHNQD.shape[:2], count * size, -1)[:, :, :length]
 

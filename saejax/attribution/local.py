@@ -47,6 +47,8 @@ class LocalModel:
         activations: float32 [A].
         logits, probabilities: int32 [K], float32 [K]: the next tokens that are nodes, the likeliest first.
         n_errors, n_tokens: L S and S.
+        tokens: int32 [S].
+        lm, mesh, params, frozen, sources: what the program of the rows takes.
 
     Raises:
         ConfigError: dictionaries that do not go together, or a mesh that does not divide chunk or latents.
@@ -65,7 +67,7 @@ class LocalModel:
         mesh = make_mesh(ParallelConfig((1, 1)), jax.local_devices()) if mesh is None else mesh
         self.layers = layers = layers_of(lm, saes)
         _check_mesh(saes, config, mesh)
-        self.n_tokens, self.n_errors = len(tokens_S), len(layers) * len(tokens_S)
+        self.tokens, self.n_tokens, self.n_errors = tokens_S, len(tokens_S), len(layers) * len(tokens_S)
         put, widths = shardings(mesh), [saes[layer.dictionary].coder.topology.d_sae for layer in layers]
         # Heads, MLPs and vocabulary are spread over the devices along "latent", too.
         params = lm.placed(mesh)
@@ -90,9 +92,8 @@ class LocalModel:
             "embeddings": seen["embeddings"],
             "skips": jax.device_put(skips, put["whole"]),
         }
-        frozen = {name: seen[name] for name in ("queries", "keys", "scales", "inputs")}
-        program = row_program(lm.config, layers, config.block, mesh)
-        self._program = lambda targets: program(params, frozen, sources, jax.device_put(targets, put["targets"]))
+        self.frozen = {name: seen[name] for name in ("queries", "keys", "scales", "inputs")}
+        self.lm, self.mesh, self.params, self.sources, self._block = lm, mesh, params, sources, config.block
         self.logits, self.probabilities = _logit_nodes(np.asarray(seen["logits"], np.float64), config, answers)
         vectors = unembedding_at_residual(lm.config, lm.params, jnp.asarray(self.logits), seen["final"][1])
         self._logit_vectors, self._encoders = np.asarray(vectors), [_of_group(saes, layer, "W_enc") for layer in layers]
@@ -106,13 +107,48 @@ class LocalModel:
 
         `size` targets, or fewer, go through the program at once.
         """
-        arguments = self._targets(targets, size)
-        effects = jax.device_get(self._program(arguments))
+        return self._effects(self.targets(targets, size), ())[: len(targets)]
+
+    def residual_rows(self, name: str, position: int, vectors_CM: np.ndarray) -> np.ndarray:
+        """Direct effects [C, A + L S + S] on the products of vectors with a residual stream at one token."""
+        chunk = self.mesh.shape[DATA] * -(-len(vectors_CM) // self.mesh.shape[DATA])
+        vectors = np.zeros((chunk, vectors_CM.shape[1]), np.float32)
+        vectors[: len(vectors_CM)] = vectors_CM
+        numbers = (np.full(chunk, number, np.int32) for number in (len(self.layers) + 1, position))
+        arguments = {**dict(zip(("layer", "position"), numbers, strict=True)), "vector": vectors}
+        return self._effects(arguments, (name,))[: len(vectors_CM)]
+
+    def _effects(self, targets: dict[str, Any], also: tuple[str, ...]) -> np.ndarray:
+        """A row of direct effects for each target, on features, errors and tokens."""
+        program, size = row_program(self.lm.config, self.layers, self._block, self.mesh, also), len(targets["layer"])
+        put = jax.device_put(targets, shardings(self.mesh)["targets"])
+        effects = jax.device_get(program(self.params, self.frozen, self.sources, put))
         features = [layer.reshape(size, -1)[:, at] for layer, at in zip(effects["features"], self._at, strict=True)]
         errors, tokens = (effects[name][..., : self.n_tokens] for name in ("errors", "tokens"))
-        return np.concatenate([*features, errors.reshape(size, -1), tokens], axis=1)[: len(targets)]
+        return np.concatenate([*features, errors.reshape(size, -1), tokens], axis=1)
 
-    def _targets(self, targets: np.ndarray, size: int) -> dict[str, Any]:
+    def source(self, node: int) -> dict[str, Any]:
+        """What a node writes: its position, what it adds to the embeddings [M], and where each layer writes [D]."""
+        errors, embeddings = self.sources["errors"], self.sources["embeddings"]
+        writes = [np.zeros(error_SD.shape[1], np.float32) for error_SD in errors]
+        embedding = np.zeros(embeddings.shape[1], np.float32)
+        place = node - len(self.features)
+        if place < 0:
+            layer, position, latent = self.features[node].tolist()
+            decoder_NFWD = self.sources["decoders"][layer]
+            rows_WD = decoder_NFWD.reshape(-1, *decoder_NFWD.shape[2:])[latent]
+            for reached, row_D in zip(self.layers[layer].reaches, np.asarray(rows_WD), strict=True):
+                writes[reached] = self.activations[node] * row_D
+        elif place < self.n_errors:
+            layer, position = divmod(place, self.n_tokens)
+            writes[layer] = np.asarray(errors[layer][position])
+        else:
+            position = place - self.n_errors
+            embedding = np.asarray(embeddings[position], np.float32)
+        return {"position": position, "embedding": embedding, "writes": writes}
+
+    def targets(self, targets: np.ndarray, size: int) -> dict[str, Any]:
+        """Layer, position and vector of each, filled up to `size` with vectors of zeros."""
         wide = max([self._logit_vectors.shape[1], *(W_DF.shape[0] for W_DF in self._encoders)])
         arguments = {
             "layer": np.zeros(size, np.int32),

@@ -138,8 +138,13 @@ _left.defvjp(lambda tie, shares_S, e_SD: (jnp.zeros_like(e_SD), e_SD), _left_bwd
 
 
 @functools.lru_cache(maxsize=8)  # prompts of one shape share a program
-def row_program(config: DecoderConfig, layers: tuple[Layer, ...], block: int, mesh: Mesh) -> Callable[..., Any]:
+def row_program(
+    config: DecoderConfig, layers: tuple[Layer, ...], block: int, mesh: Mesh, also: tuple[str, ...] = ()
+) -> Callable[..., Any]:
     """jit of (params, frozen, sources, targets) -> {features: L x [C, N, T, K], errors [C, L, S], tokens [C, S]}.
+
+    Args:
+        also: of `linear`: layers L + 1, ... of targets.
 
     Args of the program:
         frozen: of `frozen.watch`, without what `linear` does not take.
@@ -156,15 +161,12 @@ def row_program(config: DecoderConfig, layers: tuple[Layer, ...], block: int, me
         }
 
         def value(shares: Any, target: Targets) -> jax.Array:
-            def read(layer: int, x_SD: jax.Array) -> jax.Array:
-                vector_D = target["vector"][: x_SD.shape[1]]
-                return _dot_at(x_SD, target["position"], jnp.where(target["layer"] == layer, vector_D, 0))
-
             def added(layer: int, tie: jax.Array) -> jax.Array:
                 return _added(layers, sources, shares, layer, tie, block)
 
             embeddings_SM = shares["tokens"][:, None] * sources["embeddings"].astype(jnp.float32)
-            return linear(config, params, frozen, layers, sources["skips"], read, added, embeddings_SM)
+            read = functools.partial(read_at, target)
+            return linear(config, params, frozen, layers, sources["skips"], read, added, embeddings_SM, also)
 
         return jax.vmap(jax.grad(value), (None, 0))(zeros, targets)
 
@@ -177,6 +179,12 @@ def shardings(mesh: Mesh) -> dict[str, NamedSharding]:
     """Shardings of the program's arguments: sources by latent, targets, and all else."""
     spec = {"latent": PartitionSpec(LATENT), "targets": PartitionSpec(DATA), "whole": PartitionSpec()}
     return {name: NamedSharding(mesh, axes) for name, axes in spec.items()}
+
+
+def read_at(target: Targets, layer: int, x_SD: jax.Array) -> jax.Array:
+    """<x at the target's position, its vector> of the target's layer, 0 of others."""
+    vector_D = target["vector"][: x_SD.shape[1]]
+    return _dot_at(x_SD, target["position"], jnp.where(target["layer"] == layer, vector_D, 0))
 
 
 @jax.custom_vjp

@@ -137,7 +137,7 @@ def forward(
     for i, (block, rope, attend) in enumerate(zip(params["blocks"], ropes, attends, strict=True)):
         tap = _make_tap(f"blocks.{i}.", captured, wanted, edits)
         x_BSM = _block(config, block, x_BSM, rotations[rope], attend, tap)
-    x_BSM = _norm(config, "ln_final", params, x_BSM, _make_tap("", captured, wanted, edits))
+    x_BSM = norm(config, "ln_final", params, x_BSM, _make_tap("", captured, wanted, edits))
     return _logits(config, params, x_BSM), captured
 
 
@@ -220,7 +220,7 @@ def _keep(_: str, value: jax.Array) -> jax.Array:
     return value
 
 
-def _norm(config: DecoderConfig, name: str, params: Params, x: jax.Array, tap: Tap) -> jax.Array:
+def norm(config: DecoderConfig, name: str, params: Params, x: jax.Array, tap: Tap) -> jax.Array:
     """w x / sqrt(mean(x^2) + eps) + b over the last axis, in float32; in a LayerNorm x is centred first."""
     p, dtype = params[name], x.dtype
     x = x.astype(jnp.promote_types(dtype, jnp.float32))
@@ -243,13 +243,13 @@ def _block(
 ) -> jax.Array:
     """One block: attention, then the MLP on its result, or on the same input in a parallel block."""
     x_BSM = tap("resid_pre", x_BSM)
-    normed_BSM = _norm(config, "ln1", p, x_BSM, tap) if "ln1" in p else x_BSM
+    normed_BSM = norm(config, "ln1", p, x_BSM, tap) if "ln1" in p else x_BSM
     attn_BSM = _attention(config, p["attn"], normed_BSM, rotation, attend, tap)
     if "ln1_post" in p:
-        attn_BSM = _norm(config, "ln1_post", p, attn_BSM, tap)
+        attn_BSM = norm(config, "ln1_post", p, attn_BSM, tap)
     mid_BSM = tap("resid_mid", x_BSM + tap("attn_out", attn_BSM))
     if "ln2" in p:
-        normed_BSM = _norm(config, "ln2", p, mid_BSM if config.residual == "sequential" else x_BSM, tap)
+        normed_BSM = norm(config, "ln2", p, mid_BSM if config.residual == "sequential" else x_BSM, tap)
     elif config.residual == "sequential":
         normed_BSM = mid_BSM
     normed_BSM = tap("mlp_in", normed_BSM)
@@ -258,7 +258,7 @@ def _block(
     else:
         out_BSM = _mlp(config, p["mlp"], normed_BSM, tap)
     if "ln2_post" in p:
-        out_BSM = _norm(config, "ln2_post", p, out_BSM, tap)
+        out_BSM = norm(config, "ln2_post", p, out_BSM, tap)
     return tap("resid_post", mid_BSM + tap("mlp_out", out_BSM))
 
 
@@ -270,7 +270,19 @@ def _attention(
     attend: Attend,
     tap: Tap,
 ) -> jax.Array:
-    """z W_O + b_O with z of `attend`, and q and k normed and rotated where the model does so."""
+    """z W_O + b_O with z of `attend`."""
+    z_BHSD = attend(*heads_of(config, p, x_BSM, rotation), tap)
+    z_BSN = tap("attn_z", z_BHSD.transpose(0, 2, 1, 3).reshape(*x_BSM.shape[:2], -1))
+    return _plus(product(z_BSN, p["W_O"].reshape(-1, config.d_model)), p, "b_O")
+
+
+def heads_of(
+    config: DecoderConfig, p: Params, x_BSM: jax.Array, rotation: Rotation | None, tap: Tap = _keep
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Queries [B, H, S, D], keys and values [B, G, S, D] of what attention reads; normed and rotated as the model does.
+
+    `tap` sees the scales of their norms, where there are such: q_norm_scale, k_norm_scale.
+    """
 
     def heads(name: str) -> jax.Array:
         # One plain matrix product, then a transposition: XLA's CPU backend runs the equivalent einsum with two
@@ -281,17 +293,15 @@ def _attention(
             y_BSHD = y_BSHD + p[f"b_{name}"][None, None]
         if config.qk_norm_of_all and name != "V":
             y_BSN = y_BSHD.reshape(*x_BSM.shape[:2], -1)
-            y_BSHD = _norm(config, f"{name.lower()}_norm", p, y_BSN, _keep).reshape(y_BSHD.shape)
+            y_BSHD = norm(config, f"{name.lower()}_norm", p, y_BSN, tap).reshape(y_BSHD.shape)
         return y_BSHD.transpose(0, 2, 1, 3)
 
     q_BHSD, k_BGSD, v_BGSD = heads("Q"), heads("K"), heads("V")
     if config.qk_norm:
-        q_BHSD, k_BGSD = _norm(config, "q_norm", p, q_BHSD, _keep), _norm(config, "k_norm", p, k_BGSD, _keep)
+        q_BHSD, k_BGSD = norm(config, "q_norm", p, q_BHSD, tap), norm(config, "k_norm", p, k_BGSD, tap)
     if rotation is not None:
         q_BHSD, k_BGSD = rotate(q_BHSD, rotation), rotate(k_BGSD, rotation)
-    z_BHSD = attend(q_BHSD, k_BGSD, v_BGSD, tap)
-    z_BSN = tap("attn_z", z_BHSD.transpose(0, 2, 1, 3).reshape(*x_BSM.shape[:2], -1))
-    return _plus(product(z_BSN, p["W_O"].reshape(-1, config.d_model)), p, "b_O")
+    return q_BHSD, k_BGSD, v_BGSD
 
 
 def attended(
@@ -300,12 +310,16 @@ def attended(
     """softmax(cap(q k^T scale), masked) v, [B, H, S, D]; each key head serves H / G heads one after the other."""
     if config.kv_heads < config.n_head:
         k_BGTD, v_BGTD = (jnp.repeat(x, config.n_head // config.kv_heads, axis=1) for x in (k_BGTD, v_BGTD))
-    scale = config.d_head**-0.5 if config.attn_scale is None else config.attn_scale
-    scores_BHST = product(q_BHSD, k_BGTD.transpose(0, 1, 3, 2)) * scale
+    scores_BHST = product(q_BHSD, k_BGTD.transpose(0, 1, 3, 2)) * score_scale(config)
     scores_BHST = softcap(scores_BHST.astype(jnp.float32), config.attn_softcap)
     masked_BHST = jnp.where(mask_BST[:, None], scores_BHST, -1e30)
     pattern_BHST = jax.nn.softmax(masked_BHST, axis=-1).astype(v_BGTD.dtype)
     return product(tap("attn_pattern", pattern_BHST), v_BGTD)
+
+
+def score_scale(config: DecoderConfig) -> float:
+    """By which <q, k> is multiplied."""
+    return config.d_head**-0.5 if config.attn_scale is None else config.attn_scale
 
 
 def _within_rows(

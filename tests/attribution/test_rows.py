@@ -300,7 +300,7 @@ def test_what_is_not_of_this_model_is_refused() -> None:
 
 def test_prompts_of_about_one_length_share_a_program() -> None:
     lm, saes, config = lm_of("gpt2"), mlp_dictionaries("transcoder"), AttributionConfig(chunk=4)
-    program = row_program(lm.config, layers_of(lm, saes), config.block, make_mesh(ParallelConfig((1, 1))))
+    program = row_program(lm.config, layers_of(lm, saes), config.block, make_mesh(ParallelConfig((1, 1))), ())
     sizes = []
     for length in (12, 13, 14):
         sizes.append((attribute(lm, saes, prompt(length, seed=length), config).n_features, program._cache_size()))
