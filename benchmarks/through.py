@@ -35,7 +35,10 @@ LETTERS = ("mean_absorption", "full_absorption")
 _CONFIG = flags.DEFINE_string("config", "quickstart", "The experiment.")
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Trainings of each kind.")
 _FIRST = flags.DEFINE_integer("first_tokens", 0, "Activations of the first training; 0: the experiment's.")
-_TOKENS = flags.DEFINE_integer("tokens", 524_288, "Activations of what goes on.")
+_TOKENS = flags.DEFINE_integer("tokens", 204_800, "Activations of what goes on.")
+_LR = flags.DEFINE_float(
+    "lr", 3e-4, "Learning rate of what goes on; 0: the default, with which a finished one gets worse."
+)
 _ROWS = flags.DEFINE_integer("rows", 16, "train.through_rows.")
 _PROBES = flags.DEFINE_string("probes", "", "Data sets of `saejax evaluate --probes`.")
 _EVAL = flags.DEFINE_integer("eval_tokens", 0, "Held-out tokens; 0: the experiment's.")
@@ -65,7 +68,11 @@ def measured(kind: str, seed: int) -> Row:
     }
     work = finished(str(seed), settings)
     if kind != "first":
-        settings |= {"train.init_from": str(work.experiment.run.path), "train.tokens": _TOKENS.value}
+        settings |= {
+            "train.init_from": str(work.experiment.run.path),
+            "train.tokens": _TOKENS.value,
+            "train.lr": _LR.value,
+        }
         settings |= {"train.through": kind, "train.through_rows": _ROWS.value} if kind != "none" else {}
         work = finished(f"{seed}-{kind}", settings)
     run = work.experiment.run

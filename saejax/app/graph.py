@@ -13,11 +13,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from saejax.app.graph_heads import heads_json, write_heads
 from saejax.app.study_config import StudyConfig
 from saejax.attribution import AttributionConfig, Graph, attribute
 from saejax.attribution.build import decided_by
 from saejax.attribution.export import checked_slug, graph_json, node_ids, write_features, write_graph
-from saejax.attribution.influence import influence, pruned, scores
+from saejax.attribution.influence import Pruned, influence, pruned, scores
 from saejax.attribution.layers import at_model, layers_of
 from saejax.attribution.prediction import predicted
 from saejax.core.errors import ConfigError
@@ -73,6 +74,7 @@ class PromptGraph:
         replacement, completeness: the two scores of Ameisen et al. 2025, between 0 and 1.
         effects: of the features that were set to zero, {"nodes", "what", "predicted", "measured"}.
         mlps: (MLPs that dictionaries stand for, MLPs of the model).
+        heads: of `heads_json`, where they were asked for.
     """
 
     graph: Graph
@@ -81,6 +83,7 @@ class PromptGraph:
     completeness: float
     effects: Sequence[Mapping[str, Any]]
     mlps: tuple[int, int]
+    heads: Mapping[str, Any]
 
     def __repr__(self) -> str:
         return (
@@ -105,6 +108,7 @@ def graph(
     node_share: float = StudyConfig.node_share,
     edge_share: float = StudyConfig.edge_share,
     effects: int = 10,
+    heads: bool = False,
     supernodes: Mapping[str, Any] | None = None,
 ) -> PromptGraph:
     """The features that lead to the next token of a prompt: graph(sae, lm, "x = data[i")
@@ -122,6 +126,7 @@ def graph(
         silent: first tokens without features and errors: where a model has its sink.
         node_share, edge_share: shares of the influence that the page's nodes and edges keep.
         effects: features to set to zero, one at a time.
+        heads: the attention heads that edges between tokens pass, and why these attend; also in <slug>.heads.json.
         supernodes: pins and groups that the page has saved, read from its JSON.
 
     Raises:
@@ -145,8 +150,12 @@ def graph(
         made = attribute(lm, layers, tokens, config, folder=folder / f"{slug}.rows", progress=rows.done)
     made.save(folder / f"{slug}.npz")
     shown = {"supernodes": supernodes} | ablations(lm, layers, made, effects)
-    page = write_pages(lm, made, folder, slug, (node_share, edge_share), tables_of(lm, layers), **shown)
-    return PromptGraph(made, page, *scores(made), shown.get("effects", []), mlps_of(lm, made))
+    shares = node_share, edge_share
+    if heads:
+        shown["heads"] = heads_json(lm, layers, made, pruned_for_page(lm, made, shares), config)
+        write_heads(folder / f"{slug}.heads.json", slug, shown["heads"])
+    page = write_pages(lm, made, folder, slug, shares, tables_of(lm, layers), **shown)
+    return PromptGraph(made, page, *scores(made), shown.get("effects", []), mlps_of(lm, made), shown.get("heads", {}))
 
 
 def ablations(lm: LanguageModel, saes: Sequence[TrainedCoder], graph: Graph, count: int) -> dict[str, Any]:
@@ -207,10 +216,10 @@ def write_pages(
     Args:
         shares: of the influence that nodes and edges keep.
         tables: what features fire on.
-        shown: effects, effects_of and supernodes of `render_graph`.
+        shown: effects, effects_of, heads and supernodes of `render_graph`.
     """
     covered, mlps = mlps_of(lm, graph)
-    shown_graph = pruned(graph, *shares, count_tokens=not 0 < covered < mlps)
+    shown_graph = pruned_for_page(lm, graph, shares)
     strings = lm.tokenizer.token_strings(graph.logits.tolist())
     features = graph.features[shown_graph.nodes[graph.parts["features"]]].tolist()
     kept = {(layer, latent) for layer, _, latent in features}
@@ -237,6 +246,12 @@ def write_pages(
     if 0 < covered < mlps:  # then a layer's number is not its block's
         figures["layers"] = ", ".join(f"L{layer} {name}" for layer, name in enumerate(graph.hook_points))
     return render_graph(folder / f"{slug}.html", content, tables=tables, figures=figures, **shown)
+
+
+def pruned_for_page(lm: LanguageModel, graph: Graph, shares: tuple[float, float]) -> Pruned:
+    """The nodes and edges that a page shows."""
+    covered, mlps = mlps_of(lm, graph)
+    return pruned(graph, *shares, count_tokens=not 0 < covered < mlps)
 
 
 def mlps_of(lm: LanguageModel, graph: Graph) -> tuple[int, int]:

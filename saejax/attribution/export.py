@@ -9,7 +9,7 @@ processes. And no two nodes share one: circuit-tracer gives the error of layer 3
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -107,13 +107,19 @@ def node_ids(graph: Graph) -> list[str]:
     last, n_layers = len(graph.tokens) - 1, len(graph.hook_points)
     features = [f"{layer}_{latent}_{position}" for layer, position, latent in graph.features.tolist()]
     taken = set(features)
-    errors = [f"0_{layer}_{position}" for layer in range(n_layers) for position in range(last + 1)]
+    errors = [error_id(layer, position, taken) for layer in range(n_layers) for position in range(last + 1)]
     return [
         *features,
-        *(f"{name}_error" if name in taken else name for name in errors),
+        *errors,
         *(f"E_{token}_{position}" for position, token in enumerate(graph.tokens.tolist())),
         *(f"{n_layers + 1}_{token}_{last}" for token in graph.logits.tolist()),
     ]
+
+
+def error_id(layer: int, position: int, features: Set[str]) -> str:
+    """The id of an error beside features with these ids."""
+    name = f"0_{layer}_{position}"
+    return f"{name}_error" if name in features else name
 
 
 def _nodes(

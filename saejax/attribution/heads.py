@@ -30,7 +30,7 @@ from saejax.attribution.local import LocalModel
 from saejax.attribution.rows import read_at
 from saejax.core.errors import DataError
 from saejax.lm import decoder
-from saejax.lm.conventions import DecoderConfig
+from saejax.lm.conventions import DecoderConfig, Rope
 
 _CHUNK = 16  # numbers of a head whose rows are computed at once
 _PAIRS = 1 << 24  # products that are held at once
@@ -44,8 +44,10 @@ class HeadScore:
     Attributes:
         score: scale <q, k>, before the model's cap where it has one.
         pattern: the probability that the head gives it.
+        mean: of the scores of all keys that the query sees: attention follows what is above it.
         query_ND, key_ND: float64 [N + 1, D], what each node adds to query and key; the bias is the last. Nodes are
             those of the graph without its logits, all active features among them.
+        mean_key_D: the mean of these keys.
     """
 
     block: int
@@ -54,9 +56,11 @@ class HeadScore:
     key: int
     score: float
     pattern: float
+    mean: float
     scale: float
     query_ND: np.ndarray
     key_ND: np.ndarray
+    mean_key_D: np.ndarray
 
     @property
     def pairs(self) -> np.ndarray:
@@ -67,6 +71,11 @@ class HeadScore:
     def by_query(self) -> np.ndarray:
         """Sums of `pairs` over keys, [N + 1]."""
         return self.scale * self.query_ND @ self.key_ND.sum(0)
+
+    @property
+    def above_by_query(self) -> np.ndarray:
+        """scale <q_s, k - mean k>, [N + 1]: why this key and not any; its sum is score - mean."""
+        return self.scale * self.query_ND @ (self.key_ND.sum(0) - self.mean_key_D)
 
     @property
     def by_key(self) -> np.ndarray:
@@ -127,21 +136,23 @@ class Heads:
                 raise DataError(f"The {name} is {value}; it must be 0 to {end - 1}.")
         scale = decoder.score_scale(self.local.lm.config)
         q_ND, k_ND = self._parts("q", block, head, query), self._parts("k", block, head, key)
+        config = self.local.lm.config
         pattern = float(self._seen[f"blocks.{block}.attn_pattern"][head, query, key])
-        score = scale * float(q_ND.sum(0) @ k_ND.sum(0))
-        return HeadScore(block, head, query, key, score, pattern, scale, q_ND, k_ND)
+        window = config.layer_windows[block]
+        first = 0 if window is None else max(0, query + 1 - window)
+        keys_SD = self.local.frozen["keys"][block][0, head * config.kv_heads // config.n_head, first : query + 1]
+        mean_D, q_D = np.asarray(keys_SD, np.float64).mean(0), q_ND.sum(0)
+        score, mean = scale * float(q_D @ k_ND.sum(0)), scale * float(q_D @ mean_D)
+        return HeadScore(block, head, query, key, score, pattern, mean, scale, q_ND, k_ND, mean_D)
 
     def _parts(self, side: str, block: int, head: int, position: int) -> np.ndarray:
         """What each node, and then the bias, adds to the query ("q") or the key of a head at a token, [N + 1, D]."""
-        name = f"blocks.{block}.resid_pre"
-        q_or_k = functools.partial(_head_side, self.local.lm.config, block, head, side, position)
-        params = self.local.lm.params["blocks"][block]
-        whole_D, slopes_DM = jax.jit(lambda p, x: (q_or_k(p, x), jax.jacrev(q_or_k, 1)(p, x)))(
-            params, self._seen[name][position]
-        )
+        config, params = self.local.lm.config, self.local.lm.params["blocks"][block]
+        x_M = self._seen[f"blocks.{block}.resid_pre"][position]
+        whole_D, slopes_DM = _slopes(config, config.layer_ropes[block], side, params, x_M, head, position)
         slopes = np.asarray(slopes_DM, np.float32)
         chunks = [slopes[start : start + _CHUNK] for start in range(0, len(slopes), _CHUNK)]
-        rows_DN = np.concatenate([self.local.residual_rows(name, position, chunk) for chunk in chunks])
+        rows_DN = np.concatenate([self.local.residual_rows(block, position, chunk) for chunk in chunks])
         parts_ND = rows_DN.T.astype(np.float64)
         return np.concatenate([parts_ND, (np.asarray(whole_D, np.float64) - parts_ND.sum(0))[None]])
 
@@ -195,20 +206,22 @@ def _seen(config: DecoderConfig, names: tuple[str, ...], params: Any, tokens_S: 
     return {name: value[0] for name, value in seen.items()}
 
 
-def _head_side(
-    config: DecoderConfig, block: int, head: int, side: str, position: int, p: Any, x_M: jax.Array
-) -> jax.Array:
-    """Query or key of a head, [D], of the residual stream at a token; its norms' scales have no derivative."""
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _slopes(
+    config: DecoderConfig, rope: Rope | None, side: str, p: Any, x_M: jax.Array, head: int, position: int
+) -> tuple[jax.Array, jax.Array]:
+    """(query or key of a head [D], its derivative [D, M]) of what enters the block at a token; scales are constant."""
 
     def held(name: str, value: jax.Array) -> jax.Array:
         return jax.lax.stop_gradient(value) if name.endswith("_scale") else value
 
-    with jax.default_matmul_precision("highest"):
+    def query_or_key(x_M: jax.Array) -> jax.Array:
         x_BSM = x_M[None, None]
-        rope = config.layer_ropes[block]
         rotation = None if rope is None else decoder.rotary_angles(rope, jnp.full((1, 1), position))
         normed_BSM = decoder.norm(config, "ln1", p, x_BSM, held) if "ln1" in p else x_BSM
         q_BHSD, k_BGSD, _ = decoder.heads_of(config, p["attn"], normed_BSM, rotation, held)
-    if side == "q":
-        return q_BHSD[0, head, 0].astype(jnp.float32)
-    return k_BGSD[0, head * config.kv_heads // config.n_head, 0].astype(jnp.float32)
+        each = q_BHSD if side == "q" else jnp.repeat(k_BGSD, config.n_head // config.kv_heads, axis=1)
+        return each[0, head, 0].astype(jnp.float32)
+
+    with jax.default_matmul_precision("highest"):
+        return query_or_key(x_M), jax.jacrev(query_or_key)(x_M)

@@ -109,14 +109,14 @@ class LocalModel:
         """
         return self._effects(self.targets(targets, size), ())[: len(targets)]
 
-    def residual_rows(self, name: str, position: int, vectors_CM: np.ndarray) -> np.ndarray:
-        """Direct effects [C, A + L S + S] on the products of vectors with a residual stream at one token."""
-        chunk = self.mesh.shape[DATA] * -(-len(vectors_CM) // self.mesh.shape[DATA])
-        vectors = np.zeros((chunk, vectors_CM.shape[1]), np.float32)
+    def residual_rows(self, block: int, position: int, vectors_CM: np.ndarray) -> np.ndarray:
+        """Direct effects [C, A + L S + S] on the products of vectors with what enters a block, at one token."""
+        size = self.mesh.shape[DATA] * -(-len(vectors_CM) // self.mesh.shape[DATA])
+        vectors = np.zeros((size, vectors_CM.shape[1]), np.float32)
         vectors[: len(vectors_CM)] = vectors_CM
-        numbers = (np.full(chunk, number, np.int32) for number in (len(self.layers) + 1, position))
-        arguments = {**dict(zip(("layer", "position"), numbers, strict=True)), "vector": vectors}
-        return self._effects(arguments, (name,))[: len(vectors_CM)]
+        layer, at = (np.full(size, number, np.int32) for number in (len(self.layers) + 1 + block, position))
+        also = tuple(f"blocks.{i}.resid_pre" for i in range(self.lm.config.n_layer))
+        return self._effects({"layer": layer, "position": at, "vector": vectors}, also)[: len(vectors_CM)]
 
     def _effects(self, targets: dict[str, Any], also: tuple[str, ...]) -> np.ndarray:
         """A row of direct effects for each target, on features, errors and tokens."""

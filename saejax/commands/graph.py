@@ -3,6 +3,7 @@
     saejax graph runs/coders-clt "x = data[i"
     saejax graph runs/mlps "x = data[i" --out=graphs --name=bracket       a sweep's transcoders, one a layer
     saejax graph runs/coders-clt "x = data[i" --supernodes=bracket.pins.json
+    saejax graph runs/coders-clt "x = data[i" --heads                      which heads edges pass, and why they attend
 
 Dictionaries are a cross-layer transcoder, transcoders of single layers, or autoencoders. Writes <out>/<name>.html,
 which needs no other file, <name>.json in circuit-tracer's format, and <name>.npz. Continues where it was.
@@ -26,6 +27,7 @@ class Graph(Command, takes="words"):
     edge_share: float = setting(StudyConfig.edge_share, "Share of the influence that shown edges keep.", low=0, high=1)
     effects: int = setting(10, "Features to set to zero, one at a time.", low=0)
     silent: int = setting(1, "First tokens without features and errors: where a model has its sink.", low=0)
+    heads: bool = setting(False, "The attention heads that edges pass, and why these attend; <name>.heads.json too.")
     supernodes: str = setting("", "Pins and groups that the page has saved.")
 
     def run(self, line: Line) -> None:
@@ -55,3 +57,6 @@ class Graph(Command, takes="words"):
         say(f"{made.page}")
         slug = made.page.with_suffix("")
         say(f"{slug}.json: circuit-tracer's format; {slug}.npz: saejax.attribution.Graph")
+        if self.heads:
+            edges, attends = (len(made.heads[name]) for name in ("edges", "scores"))
+            say(f"{slug}.heads.json: the heads of {edges} edges, and {attends} scores")

@@ -37,15 +37,13 @@ class Effects {
     const known = this.rows.some(({interval}) => interval);
     const heads = ["nodes", "what was done", "predicted", "measured", ...(known ? ["interval"] : [])];
     const rows = this.rows.map((row, i) => el("tr", {onpointerenter: () => this.point(i), onpointerleave: () => this.point(null), onfocusin: () => this.point(i), onfocusout: () => this.point(null)},
-      el("th", {scope: "row"}, this.nodes(row.nodes)), el("td", {}, el("bdi", {}, visibleLine(row.what))), el("td", {class: "num"}, this.value(row.predicted)),
-      el("td", {class: "num"}, this.value(row.measured)),
-      known ? el("td", {class: "num soft"}, row.interval ? `${this.value(row.interval[0])} to ${this.value(row.interval[1])}` : "\u2013") : null));
+      el("th", {scope: "row"}, this.nodes(row.nodes)), el("td", {}, el("bdi", {}, visibleLine(row.what))), el("td", {class: "num"}, signedValue(row.predicted)),
+      el("td", {class: "num"}, signedValue(row.measured)),
+      known ? el("td", {class: "num soft"}, row.interval ? `${signedValue(row.interval[0])} to ${signedValue(row.interval[1])}` : "\u2013") : null));
     this.marks.push(rows);
     return el("div", {class: "scroll", tabindex: 0, role: "group", "aria-label": "table of interventions"}, el("table", {},
       el("thead", {}, el("tr", {}, heads.map((head, i) => el("th", {scope: "col", class: i > 1 ? "num" : null}, head)))), el("tbody", {}, rows)));
   }
-
-  value(value) { return value === 0 ? "0" : `${value < 0 ? "\u2212" : "+"}${number(Math.abs(value))}`; }
 
   nodes(ids) {
     return ids.slice(0, 6).map((id) => {

@@ -4,14 +4,16 @@ class GraphPage {
   constructor(data) {
     this.data = data;
     this.model = new GraphModel(data);
+    this.model.heads = new GraphHeads(data.heads);
     this.view = new GraphView(this.model, (unit) => this.pick(unit));
     this.panel = new UnitPanel(this.model, {onLook: (unit) => this.look(unit), onPin: (unit) => this.pin(unit), onUngroup: (group) => { this.model.ungroup(group); this.changed(); }});
     this.tools = new Toolbar(this.model, {changed: () => this.changed(), look: (id) => this.lookAt(id)});
-    const effects = data.effects.rows.length ? new Effects(this.model, data.effects, {
-      onRing: (ids) => { this.view.ringed = new Set(ids); this.view.paint(); }, onLook: (id) => { this.lookAt(id); this.graph.scrollIntoView({block: "start"}); }}) : null;
+    const pointing = {onRing: (ids) => { this.view.ringed = new Set(ids); this.view.paint(); }, onLook: (id) => { this.lookAt(id); this.graph.scrollIntoView({block: "start"}); }};
+    const effects = data.effects.rows.length ? new Effects(this.model, data.effects, pointing) : null;
+    const heads = data.heads.scores.length ? new HeadScores(this.model, data.heads.scores, pointing) : null;
     this.graph = section("graph", "Graph", null, this.tools.node,
       el("div", {class: "graph-pair"}, el("div", {}, this.view.node, this.legend()), this.panel.node));
-    this.node = [this.header(), el("main", {}, this.graph, effects && effects.node)];
+    this.node = [this.header(), el("main", {}, this.graph, heads && heads.node, effects && effects.node)];
   }
 
   header() {

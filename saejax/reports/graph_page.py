@@ -20,7 +20,8 @@ from saejax.reports.page import document, pack
 _STYLES = ("page.css", "graph.css")
 _SCRIPTS = (
     *("dom.js", "scales.js", "charts.js", "tokens.js", "unpack.js", "detail.js"),
-    *("graph_model.js", "graph_layout.js", "graph_view.js", "graph_panel.js", "graph_effects.js", "graph_page.js"),
+    *("graph_model.js", "graph_layout.js", "graph_view.js", "graph_panel.js", "graph_effects.js"),
+    *("graph_heads.js", "graph_page.js"),
 )
 # So many nodes take a browser about a second.
 MOST_NODES = 20_000
@@ -35,6 +36,7 @@ def render_graph(
     tables: Mapping[int, Mapping[str, Any]] | None = None,
     effects: Sequence[Mapping[str, Any]] = (),
     effects_of: str = "",
+    heads: Mapping[str, Any] | None = None,
     supernodes: Mapping[str, Any] | None = None,
     figures: Mapping[str, float | str] | None = None,
 ) -> Path:
@@ -47,6 +49,7 @@ def render_graph(
       effects: {"nodes": [ids], "what": text, "predicted": number, "measured": number, "interval": [low, high] or None}
         of each intervention.
       effects_of: what changed, for instance "Change of the logit of Austin less that of Texas".
+      heads: {"edges", "scores"} of `saejax.app.graph_heads.heads_json`: heads that edges pass, and why they attend.
       supernodes: a file that the page saved, instead of the graph's own "qParams".
       figures: numbers of the graph to stand on top, such as its replacement score.
 
@@ -70,6 +73,7 @@ def render_graph(
             "of": _checked_text(effects_of, "effects_of"),
             "spearman": finite(spearman(*zip(*pairs, strict=True))) if len(pairs) > 2 else None,
         },
+        "heads": _heads(heads or {"edges": [], "scores": []}, len(tokens)),
         "figures": {
             name: value if isinstance(value, str) else _finite_number(value, f"the figure {name!r}")
             for name, value in (figures or {}).items()
@@ -204,6 +208,44 @@ def _effect(row: Any) -> dict[str, Any]:
         "measured": _finite_number(row.get("measured"), f"the measured change of {what!r}"),
         "interval": interval and [_finite_number(end, f"the interval of {what!r}") for end in interval],
     }
+
+
+def _heads(heads: Mapping[str, Any], n_tokens: int) -> dict[str, Any]:
+    """The heads as the page takes them: places are whole numbers, and values finite."""
+
+    def place(row: Mapping[str, Any], what: str) -> dict[str, int]:
+        ends = {"block": 1 << 20, "head": 1 << 20, "query": n_tokens, "key": n_tokens}
+        for key, end in ends.items():
+            if type(row.get(key)) is not int or not 0 <= row[key] < end:
+                raise DataError(
+                    f"The {key} of {what} is {str(row.get(key))[:40]}, which is not a whole number below {end}."
+                )
+        return {key: row[key] for key in ends}
+
+    def sides(rows: Any, names: tuple[str, ...], value: str) -> list[dict[str, Any]]:
+        return [
+            {key: _checked_text(row.get(key), f"the {key} of a head") for key in names}
+            | {value: _finite_number(row.get(value), f"the {value} of a head")}
+            for row in rows
+        ]
+
+    numbers = ("score", "mean", "pattern", "bias")
+    try:
+        edges = [
+            sides([edge], ("source", "target"), "weight")[0]
+            | {"parts": [place(p, "a part") | sides([p], (), "weight")[0] for p in edge["parts"]]}
+            for edge in heads["edges"]
+        ]
+        scores = [
+            place(one, "a score")
+            | {key: _finite_number(one.get(key), f"the {key} of a head") for key in numbers}
+            | {key: sides(one[key], ("node",), "value") for key in ("queries", "keys")}
+            | {"pairs": sides(one["pairs"], ("query", "key"), "value")}
+            for one in heads["scores"]
+        ]
+    except (KeyError, TypeError, AttributeError):
+        raise DataError("The heads are not those of saejax graph --heads: give its file <name>.heads.json.") from None
+    return {"edges": edges, "scores": scores}
 
 
 def spearman(some: Iterable[float], others: Iterable[float]) -> float:

@@ -30,7 +30,8 @@ class UnitPanel {
       el("header", {}, el("h3", {}, el("bdi", {}, unitName(this.model, unit))), el("span", {class: "spread"}), button),
       el("p", {class: "place"}, el("bdi", {}, unitPlace(this.model, unit))),
       unit.kind === "group" ? this.members(unit) : this.facts(unit.node),
-      this.edges("Inputs", unit.inputs, unit.received), this.edges("Outputs", unit.outputs, null),
+      this.edges("Inputs", unit.inputs, unit.received, (source) => this.model.heads.ofEdge(source, unit)),
+      this.edges("Outputs", unit.outputs, null, (target) => this.model.heads.ofEdge(unit, target)),
       ...this.fires(unit),
     ].filter(Boolean);
   }
@@ -48,24 +49,25 @@ class UnitPanel {
       el("span", {class: "soft"}, ` at ${node.column}: ${visibleText(tokenAt(this.model, node.column))}`))));
   }
 
-  // all: the sum of sizes that shares are of; without it no shares.
-  edges(title, edges, all) {
+  // all: the sum of sizes that shares are of; without it no shares. headsOf(unit): which heads the edge passes.
+  edges(title, edges, all, headsOf) {
     const list = strongestEdges(edges);
     if (list.length === 0) return null;
     const most = Math.abs(list[0][1]) || 1;
-    const rows = list.map(([unit, weight]) => this.edgeRow(unit, weight, most, all));
+    const rows = list.map(([unit, weight]) => this.edgeRow(unit, weight, most, all, headsOf(unit)));
     const rest = rows.slice(EDGES_SHOWN);
     return el("div", {class: "edges"}, el("h4", {}, title, el("span", {class: "count"}, all ? "weight, share of all inputs" : "weight")),
       el("ul", {}, rows.slice(0, EDGES_SHOWN)),
       rest.length ? el("details", {class: "more"}, el("summary", {}, `${integer(rest.length)} more`), el("ul", {}, rest)) : null);
   }
 
-  edgeRow(unit, weight, most, all) {
+  edgeRow(unit, weight, most, all, heads) {
     const bar = el("span", {class: "bar-track", "aria-hidden": "true"}, el("span", {class: `bar-fill ${weight < 0 ? "down" : "up"}`}));
     bar.firstChild.style.width = `${(100 * Math.abs(weight)) / most}%`;
     return el("li", {}, el("button", {class: "edge-row", onclick: () => this.onLook(unit), title: unitPlace(this.model, unit)},
       el("bdi", {class: "to"}, unitName(this.model, unit), ["feature", "error"].includes(unit.kind) ? el("span", {class: "soft"}, ` ${visibleText(tokenAt(this.model, unit.column))}`) : null),
-      bar, el("span", {class: "num"}, signed(weight, most)), el("span", {class: "num soft"}, all ? percent(Math.round((1000 * Math.abs(weight)) / all) / 1000) : "")));
+      bar, el("span", {class: "num"}, signed(weight, most)), el("span", {class: "num soft"}, all ? percent(Math.round((1000 * Math.abs(weight)) / all) / 1000) : "")),
+      heads ? el("p", {class: "edge-heads", title: "block.head, from the key's token to the query's, and its share of the edge"}, `heads ${heads}`) : null);
   }
 
   fires(unit) {

@@ -19,7 +19,9 @@ from saejax.app.graph import ablations, mlps_of, slug_of
 from saejax.attribution import AttributionConfig, Graph, attribute
 from saejax.attribution.build import decided_by
 from saejax.attribution.export import checked_slug, node_ids, scan_of
+from saejax.attribution.heads import Heads
 from saejax.attribution.influence import pruned
+from saejax.attribution.local import LocalModel
 from saejax.commands.graph import Graph as GraphCommand
 from saejax.core.errors import ConfigError, DataError
 from saejax.interventions import Interventions, zero
@@ -116,6 +118,43 @@ def test_a_second_run_and_a_page_read_again_give_the_same_files(made: Path, tmp_
     before = {p: p.read_bytes() for p in (made / "graphs").rglob("*") if p.is_file()}
     run_command("graph", [made / "clt", PROMPT], out=str(made / "graphs"), effects=4, node_share=0.99)
     assert {p: p.read_bytes() for p in before} == before
+
+
+def test_heads_say_what_edges_pass_and_why_heads_attend(made: Path, tmp_path: Path) -> None:
+    run_command("graph", [made / "clt", PROMPT], out=str(tmp_path), effects=0, node_share=0.99, name="one", heads=True)
+    content, heads = (json.loads((tmp_path / f"one{kind}.json").read_text()) for kind in ("", ".heads"))
+    lm, sae, graph = load_lm("demo"), dictionary(), Graph.load(tmp_path / "one.npz")
+    weights = {(link["source"], link["target"]): link["weight"] for link in content["links"]}
+    assert heads["slug"] == "one" and len(heads["edges"]) > 3 and len(heads["scores"]) > 1
+    place = {node["node_id"]: node["ctx_idx"] for node in content["nodes"]}
+    for edge in heads["edges"]:
+        ends = edge["source"], edge["target"]
+        assert edge["weight"] == pytest.approx(weights[ends], rel=1e-5) and place[ends[0]] < place[ends[1]]
+        # Every way from one token to another passes a head.
+        assert edge["parts"] and all(one["key"] <= one["query"] for one in edge["parts"])
+    local = LocalModel(lm, [sae], graph.tokens, AttributionConfig(), answers=graph.logits.tolist())
+    ids = [*node_ids_of(local, graph), "bias"]
+    for one in heads["scores"]:
+        found = Heads(local).score(*(one[key] for key in ("block", "head", "query", "key")))
+        assert one["score"] == pytest.approx(found.score, rel=1e-5)
+        for pair in one["pairs"]:
+            value = found.pairs[ids.index(pair["query"]), ids.index(pair["key"])]
+            assert pair["value"] == pytest.approx(value, rel=1e-4)
+        assert one["keys"][0]["value"] == pytest.approx(found.by_key[ids.index(one["keys"][0]["node"])], rel=1e-4)
+    page = (tmp_path / "one.html").read_text()
+    shown = json.loads(re.findall(r'id="summary-data">(.*?)</script>', page, re.DOTALL)[0])["heads"]
+    assert shown == {key: heads[key] for key in ("edges", "scores")}
+
+
+def node_ids_of(local: LocalModel, graph: Graph) -> list[str]:
+    """Ids of all that can be a source: all active features, errors and tokens."""
+    whole = dataclasses.replace(
+        graph,
+        features=local.features,
+        activations=local.activations,
+        weights=np.zeros((len(local.features) + len(graph.logits), local.n_sources + len(graph.logits)), np.float32),
+    )
+    return node_ids(whole)[: local.n_sources]
 
 
 def test_in_python_it_writes_the_files_of_the_command(made: Path, tmp_path: Path) -> None:

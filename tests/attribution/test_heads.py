@@ -118,6 +118,7 @@ def test_a_score_is_the_sum_over_pairs_and_a_node_s_part_is_what_it_adds(family:
 def _check_pattern(lm: LanguageModel, heads: Heads, found: HeadScore, pattern_S: np.ndarray) -> None:
     """Between two keys the capped scores differ as the logarithms of the pattern do."""
     assert found.pattern == pytest.approx(pattern_S[found.key], rel=1e-6)
+    np.testing.assert_allclose(found.above_by_query.sum(), found.score - found.mean, rtol=1e-6, atol=1e-9)
     cap, window = lm.config.attn_softcap, lm.config.layer_windows[found.block]
     other = heads.score(found.block, found.head, found.query, found.key - 1)
     if window is None or found.query - other.key < window:
@@ -184,6 +185,15 @@ def test_without_biases_nothing_is_left_for_the_bias(family: str) -> None:
     for parts in (found.query_ND, found.key_ND):
         np.testing.assert_allclose(parts[-1], 0, atol=2e-5 * np.abs(parts).sum(0).max())
     assert np.abs(found.pairs[:-1, :-1]).max() > 1e-4
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma2"])
+def test_the_mean_is_of_the_keys_that_the_query_sees(family: str) -> None:
+    heads = heads_of(family, "transcoder" if family == "gpt2" else "clt")
+    window = heads.local.lm.config.layer_windows[2]
+    keys = range(0 if window is None else 6 - window + 1, 7)
+    mean = np.mean([heads.score(2, 1, 6, key).score for key in keys])
+    assert heads.score(2, 1, 6, 5).mean == pytest.approx(mean, rel=1e-5)
 
 
 def test_the_strongest_pairs_are_those_of_the_whole_matrix(monkeypatch: pytest.MonkeyPatch) -> None:

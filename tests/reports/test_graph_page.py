@@ -35,11 +35,37 @@ EFFECTS = [
     {"nodes": ["3_511_2"], "what": "scaled by 2", "predicted": 0.1, "measured": 0.75, "interval": None},
 ]
 
+_EDGE = GRAPH["links"][2]
+HEADS = {
+    "edges": [
+        {
+            **{key: _EDGE[key] for key in ("source", "target", "weight")},
+            "parts": [{"block": 4, "head": 2, "query": 4, "key": 1, "weight": _EDGE["weight"] / 2}],
+        }
+    ],
+    "scores": [
+        {
+            **{"block": 4, "head": 2, "query": 4, "key": 1, "score": 3.0, "mean": 1.0, "pattern": 0.6, "bias": 0.5},
+            "queries": [{"node": "0_17_4", "value": 1.5}, {"node": "bias", "value": -0.5}],
+            "keys": [{"node": "E_101_1", "value": 2.0}],
+            "pairs": [
+                {"query": "0_17_4", "key": "E_101_1", "value": -0.75},
+                {"query": "7_9_3", "key": "bias", "value": 0.25},
+            ],
+        }
+    ],
+}
+
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("graph") / "graph.html"
-    given = {"effects": EFFECTS, "effects_of": "Change of a logit", "figures": {"replacement score": 0.61}}
+    given = {
+        "effects": EFFECTS,
+        "effects_of": "Change of a logit",
+        "figures": {"replacement score": 0.61},
+        "heads": HEADS,
+    }
     return render_graph(path, GRAPH, tables=TABLES, **given)
 
 
@@ -240,6 +266,33 @@ def test_keys_reach_every_part(page: Path) -> None:
 
 
 @pytest.mark.ci
+def test_an_edge_says_its_heads_and_a_head_why_it_attends(page: Path) -> None:
+    source, target = _EDGE["source"], _EDGE["target"]
+    seen = play(
+        page,
+        f"""
+        click("{target}"); const into = texts(".edge-heads");
+        click("{source}"); const from = texts(".edge-heads");
+        const rows = [...document.querySelectorAll("#heads .scroll tbody tr")];
+        rows[0].dispatchEvent(new PointerEvent("pointerenter"));
+        const ringed = [...document.querySelectorAll(".unit.ringed")].map((node) => node.dataset.key).sort();
+        const cells = rows.map((row) => [...row.children].map((cell) => cell.textContent));
+        const sides = [...document.querySelectorAll("#heads .sides tr")].map((row) => row.lastChild.textContent);
+        find("#heads .node-link").click();
+        return {{into, from, ringed, cells, sides, title: find("#heads summary").textContent,
+          looked: find(".unit-detail h3").textContent}};
+        """,
+    )
+    assert seen["into"] == seen["from"] == ["heads 4.2 from 1 to 4: 50%"]
+    assert seen["ringed"] == sorted({"0_17_4", "E_101_1"})
+    assert seen["looked"] == LABELS.get((0, 17), "feature 17, layer 0")
+    assert [row[2] for row in seen["cells"]] == ["\u22120.750", "+0.250"]
+    assert seen["cells"][1][:2] == ["feature 9, layer 7, at 3", "biases, positions"]
+    assert seen["sides"] == ["+1.50", "\u22120.500", "+2"]
+    assert seen["title"].startswith("Block 4, head 2: ") and "attention 60%; score +3, +2 to the mean" in seen["title"]
+
+
+@pytest.mark.ci
 def test_effects_stand_beside_the_graphs_prediction(page: Path) -> None:
     seen = play(
         page,
@@ -252,7 +305,7 @@ def test_effects_stand_beside_the_graphs_prediction(page: Path) -> None:
         rows[0].dispatchEvent(new PointerEvent("pointerleave"));
         const dots = all(".effect-dot").map((dot) => ["cx", "cy"].map((name) => Number(dot.getAttribute(name))));
         const cells = rows.map((row) => [...row.children].map((cell) => cell.textContent));
-        find(".node-link").click();
+        find("#interventions .node-link").click();
         return {ringed, pointed, dots, cells, lead: find("#interventions .lead").textContent,
           bars: all(".interval").length, left: all(".unit.ringed").length, title: find(".unit-detail h3").textContent};
         """,
