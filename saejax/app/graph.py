@@ -13,7 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from saejax.app.graph_heads import heads_json, write_heads
+from saejax.app.graph_faithful import faithfulness
+from saejax.app.graph_heads import heads_json
 from saejax.app.study_config import StudyConfig
 from saejax.attribution import AttributionConfig, Graph, attribute
 from saejax.attribution.build import decided_by
@@ -22,6 +23,7 @@ from saejax.attribution.influence import Pruned, influence, pruned, scores
 from saejax.attribution.layers import at_model, layers_of
 from saejax.attribution.prediction import predicted
 from saejax.core.errors import ConfigError
+from saejax.core.files import write_json
 from saejax.core.notebook import html_frame
 from saejax.core.places import type_in_words
 from saejax.core.progress import Progress
@@ -74,7 +76,7 @@ class PromptGraph:
         replacement, completeness: the two scores of Ameisen et al. 2025, between 0 and 1.
         effects: of the features that were set to zero, {"nodes", "what", "predicted", "measured"}.
         mlps: (MLPs that dictionaries stand for, MLPs of the model).
-        heads: of `heads_json`, where they were asked for.
+        heads, faithful: of `heads_json` and `faithfulness`, where they were asked for.
     """
 
     graph: Graph
@@ -84,6 +86,7 @@ class PromptGraph:
     effects: Sequence[Mapping[str, Any]]
     mlps: tuple[int, int]
     heads: Mapping[str, Any]
+    faithful: Mapping[str, Any]
 
     def __repr__(self) -> str:
         return (
@@ -109,6 +112,8 @@ def graph(
     edge_share: float = StudyConfig.edge_share,
     effects: int = 10,
     heads: bool = False,
+    faithful: bool = False,
+    beside: Sequence[TrainedCoder] = (),
     supernodes: Mapping[str, Any] | None = None,
 ) -> PromptGraph:
     """The features that lead to the next token of a prompt: graph(sae, lm, "x = data[i")
@@ -127,6 +132,8 @@ def graph(
         node_share, edge_share: shares of the influence that the page's nodes and edges keep.
         effects: features to set to zero, one at a time.
         heads: the attention heads that edges between tokens pass, and why these attend; also in <slug>.heads.json.
+        faithful: which steps of the model the dictionaries skip (`faithfulness`); also in <slug>.faithful.json.
+        beside: transcoders of the same MLPs, to compare with; `faithful` is then done too.
         supernodes: pins and groups that the page has saved, read from its JSON.
 
     Raises:
@@ -153,9 +160,15 @@ def graph(
     shares = node_share, edge_share
     if heads:
         shown["heads"] = heads_json(lm, layers, made, pruned_for_page(lm, made, shares), config)
-        write_heads(folder / f"{slug}.heads.json", slug, shown["heads"])
+        write_json(folder / f"{slug}.heads.json", {"slug": slug} | shown["heads"])
+    if faithful or beside:
+        others = folder / f"{slug}.beside.rows"
+        shown["faithful"] = faithfulness(lm, layers, made, config, beside, others)
+        write_json(folder / f"{slug}.faithful.json", {"slug": slug} | shown["faithful"])
     page = write_pages(lm, made, folder, slug, shares, tables_of(lm, layers), **shown)
-    return PromptGraph(made, page, *scores(made), shown.get("effects", []), mlps_of(lm, made), shown.get("heads", {}))
+    heads_shown, faithful_shown = shown.get("heads", {}), shown.get("faithful", {})
+    measured = shown.get("effects", []), mlps_of(lm, made)
+    return PromptGraph(made, page, *scores(made), *measured, heads_shown, faithful_shown)
 
 
 def ablations(lm: LanguageModel, saes: Sequence[TrainedCoder], graph: Graph, count: int) -> dict[str, Any]:
@@ -216,7 +229,7 @@ def write_pages(
     Args:
         shares: of the influence that nodes and edges keep.
         tables: what features fire on.
-        shown: effects, effects_of, heads and supernodes of `render_graph`.
+        shown: effects, effects_of, heads, faithful and supernodes of `render_graph`.
     """
     covered, mlps = mlps_of(lm, graph)
     shown_graph = pruned_for_page(lm, graph, shares)

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from saejax.attribution.heads import Heads, HeadScore
 from saejax.attribution.influence import Pruned
 from saejax.attribution.local import LocalModel
 from saejax.attribution.settings import AttributionConfig
-from saejax.core.files import write_json
 from saejax.core.progress import Progress
 from saejax.lm import LanguageModel
 from saejax.trained import TrainedCoder
@@ -63,12 +61,6 @@ def heads_json(
             scores.append(_score(heads.score(*place), name))
             bar.advance(1)
     return {"edges": edges, "scores": scores}
-
-
-def write_heads(path: Path, slug: str, heads: dict[str, Any]) -> Path:
-    """Write what `heads_json` says of the graph `slug`."""
-    write_json(path, {"slug": slug} | heads)
-    return path
 
 
 def _between_tokens(graph: Graph, kept: Pruned) -> list[tuple[int, int, float]]:

@@ -107,6 +107,25 @@ def scores(graph: Graph) -> tuple[float, float]:
     return replacement, float(explained_N @ ends_N / ends_N.sum())
 
 
+def path_length(graph: Graph) -> float:
+    """Mean number of edges of the paths from tokens to logits, each weighted by its influence; 0 where there is none.
+
+        sum_k k m_k / sum_k m_k       m_k = tokens' part of p A^k
+
+    A path of a model that thinks in many steps is long; a dictionary that skips steps makes it shorter. (Ameisen et al.
+    2025, "Circuit Tracing", who compare cross-layer transcoders with those of single layers by it)
+    """
+    rows, step_N, normalised_RN = graph.targets, _p(graph), _normalised(graph.weights)
+    total = weighted = 0.0
+    for edges in range(1, _MOST_STEPS):
+        step_N = step_N[rows] @ normalised_RN
+        if not step_N.any():
+            break
+        mass = float(step_N[graph.parts["tokens"]].sum())
+        total, weighted = total + mass, weighted + edges * mass
+    return weighted / total if total else 0.0
+
+
 def _p(graph: Graph) -> np.ndarray:
     p_N = np.zeros(graph.n_nodes)
     p_N[graph.parts["logits"]] = graph.probabilities

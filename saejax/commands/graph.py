@@ -4,6 +4,7 @@
     saejax graph runs/mlps "x = data[i" --out=graphs --name=bracket       a sweep's transcoders, one a layer
     saejax graph runs/coders-clt "x = data[i" --supernodes=bracket.pins.json
     saejax graph runs/coders-clt "x = data[i" --heads                      which heads edges pass, and why they attend
+    saejax graph runs/coders-clt "x = data[i" --beside=runs/mlps           what it skips, beside one transcoder a layer
 
 Dictionaries are a cross-layer transcoder, transcoders of single layers, or autoencoders. Writes <out>/<name>.html,
 which needs no other file, <name>.json in circuit-tracer's format, and <name>.npz. Continues where it was.
@@ -28,6 +29,8 @@ class Graph(Command, takes="words"):
     effects: int = setting(10, "Features to set to zero, one at a time.", low=0)
     silent: int = setting(1, "First tokens without features and errors: where a model has its sink.", low=0)
     heads: bool = setting(False, "The attention heads that edges pass, and why these attend; <name>.heads.json too.")
+    faithful: bool = setting(False, "Which steps of the model the dictionaries skip; <name>.faithful.json too.")
+    beside: str = setting("", "Transcoders of the same MLPs, with commas, to compare with: --faithful of both.")
     supernodes: str = setting("", "Pins and groups that the page has saved.")
 
     def run(self, line: Line) -> None:
@@ -44,6 +47,7 @@ class Graph(Command, takes="words"):
         if self.name:  # before a model is loaded
             checked_slug(self.name)
         how = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "model"}
+        how["beside"] = list(dictionaries(self.beside.split(",")).values()) if self.beside else ()
         how["supernodes"] = read_json(self.supernodes) if self.supernodes else None
         saes, lm = with_model(list(dictionaries(places).values()), self.model)
         made = graph(saes, lm, prompt, **how)
@@ -57,6 +61,13 @@ class Graph(Command, takes="words"):
         say(f"{made.page}")
         slug = made.page.with_suffix("")
         say(f"{slug}.json: circuit-tracer's format; {slug}.npz: saejax.attribution.Graph")
+        if made.faithful:
+            for row in made.faithful["rows"]:
+                say(
+                    f"{row['name']}: skips {row['skipped']:.0%} of the influence, response error {row['error']:.2f}, "
+                    f"paths of {row['path']:.1f} edges, replacement {row['replacement']:.2f}"
+                )
+            say(f"{slug}.faithful.json: by layer")
         if self.heads:
             edges, attends = (len(made.heads[name]) for name in ("edges", "scores"))
             say(f"{slug}.heads.json: the heads of {edges} edges, and {attends} scores")

@@ -11,9 +11,10 @@ class GraphPage {
     const pointing = {onRing: (ids) => { this.view.ringed = new Set(ids); this.view.paint(); }, onLook: (id) => { this.lookAt(id); this.graph.scrollIntoView({block: "start"}); }};
     const effects = data.effects.rows.length ? new Effects(this.model, data.effects, pointing) : null;
     const heads = data.heads.scores.length ? new HeadScores(this.model, data.heads.scores, pointing) : null;
+    const faithful = data.faithful.rows.length ? faithfulSection(data.faithful) : null;
     this.graph = section("graph", "Graph", null, this.tools.node,
       el("div", {class: "graph-pair"}, el("div", {}, this.view.node, this.legend()), this.panel.node));
-    this.node = [this.header(), el("main", {}, this.graph, heads && heads.node, effects && effects.node)];
+    this.node = [this.header(), el("main", {}, this.graph, heads && heads.node, effects && effects.node, faithful)];
   }
 
   header() {

@@ -21,7 +21,7 @@ _STYLES = ("page.css", "graph.css")
 _SCRIPTS = (
     *("dom.js", "scales.js", "charts.js", "tokens.js", "unpack.js", "detail.js"),
     *("graph_model.js", "graph_layout.js", "graph_view.js", "graph_panel.js", "graph_effects.js"),
-    *("graph_heads.js", "graph_page.js"),
+    *("graph_heads.js", "graph_faithful.js", "graph_page.js"),
 )
 # So many nodes take a browser about a second.
 MOST_NODES = 20_000
@@ -37,6 +37,7 @@ def render_graph(
     effects: Sequence[Mapping[str, Any]] = (),
     effects_of: str = "",
     heads: Mapping[str, Any] | None = None,
+    faithful: Mapping[str, Any] | None = None,
     supernodes: Mapping[str, Any] | None = None,
     figures: Mapping[str, float | str] | None = None,
 ) -> Path:
@@ -50,6 +51,7 @@ def render_graph(
         of each intervention.
       effects_of: what changed, for instance "Change of the logit of Austin less that of Texas".
       heads: {"edges", "scores"} of `saejax.app.graph_heads.heads_json`: heads that edges pass, and why they attend.
+      faithful: {"layers", "rows"} of `saejax.app.graph_faithful.faithfulness`: steps of the model that are skipped.
       supernodes: a file that the page saved, instead of the graph's own "qParams".
       figures: numbers of the graph to stand on top, such as its replacement score.
 
@@ -73,6 +75,7 @@ def render_graph(
             "of": _checked_text(effects_of, "effects_of"),
             "spearman": finite(spearman(*zip(*pairs, strict=True))) if len(pairs) > 2 else None,
         },
+        "faithful": _faithful(faithful or {"layers": [], "rows": []}),
         "heads": _heads(heads or {"edges": [], "scores": []}, len(tokens)),
         "figures": {
             name: value if isinstance(value, str) else _finite_number(value, f"the figure {name!r}")
@@ -246,6 +249,24 @@ def _heads(heads: Mapping[str, Any], n_tokens: int) -> dict[str, Any]:
     except (KeyError, TypeError, AttributeError):
         raise DataError("The heads are not those of saejax graph --heads: give its file <name>.heads.json.") from None
     return {"edges": edges, "scores": scores}
+
+
+def _faithful(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The measures as the page takes them: a row for each set of dictionaries, with a number for each layer."""
+    numbers, by_layer = ("replacement", "completeness", "path", "skipped", "error"), ("skipped_by_layer", "errors")
+    try:
+        layers = [_checked_text(name, "a layer of the measures") for name in found["layers"]]
+        rows = [
+            {"name": _checked_text(row["name"], "the name of a measure")}
+            | {key: _finite_number(row[key], f"the measure {key}") for key in numbers}
+            | {key: [_finite_number(v, f"the measure {key}") for v in row[key]] for key in by_layer}
+            for row in found["rows"]
+        ]
+    except (KeyError, TypeError):
+        raise DataError("The measures are not those of saejax graph --faithful: give <name>.faithful.json.") from None
+    if any(len(row[key]) != len(layers) for row in rows for key in by_layer):
+        raise DataError("The measures have not one number for each layer.")
+    return {"layers": layers, "rows": rows}
 
 
 def spearman(some: Iterable[float], others: Iterable[float]) -> float:

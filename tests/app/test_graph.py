@@ -20,8 +20,9 @@ from saejax.attribution import AttributionConfig, Graph, attribute
 from saejax.attribution.build import decided_by
 from saejax.attribution.export import checked_slug, node_ids, scan_of
 from saejax.attribution.heads import Heads
-from saejax.attribution.influence import pruned
+from saejax.attribution.influence import path_length, pruned, scores
 from saejax.attribution.local import LocalModel
+from saejax.attribution.skipping import response_errors, skipped
 from saejax.commands.graph import Graph as GraphCommand
 from saejax.core.errors import ConfigError, DataError
 from saejax.interventions import Interventions, zero
@@ -144,6 +145,31 @@ def test_heads_say_what_edges_pass_and_why_heads_attend(made: Path, tmp_path: Pa
     page = (tmp_path / "one.html").read_text()
     shown = json.loads(re.findall(r'id="summary-data">(.*?)</script>', page, re.DOTALL)[0])["heads"]
     assert shown == {key: heads[key] for key in ("edges", "scores")}
+
+
+def test_a_cross_layer_transcoder_is_measured_beside_transcoders(tmp_path: Path) -> None:
+    lm, clt, each = lm_of("gpt2"), mlp_dictionaries("clt"), mlp_dictionaries("transcoder")
+    how: dict[str, Any] = {"out": tmp_path, "name": "one", "effects": 0, "max_features": 0}
+    made = saejax.graph(clt, lm, "w1 w2 w3 w4 w5", beside=each, **how)
+    found = json.loads((tmp_path / "one.faithful.json").read_text())
+    assert found == {"slug": "one"} | json.loads(json.dumps(made.faithful))
+    mine, theirs = found["rows"]
+    config = AttributionConfig(max_features=0)
+    other = attribute(lm, each, made.graph.tokens, config)
+    skips = skipped(lm, clt, made.graph, config)
+    assert found["layers"] == list(made.graph.hook_points)
+    assert mine["skipped"] == pytest.approx(skips.share) and 0 < mine["skipped"] < 1
+    assert mine["skipped_by_layer"] == pytest.approx(skips.shares) and mine["path"] == path_length(made.graph)
+    assert theirs["skipped"] == 0 and not any(theirs["skipped_by_layer"])
+    for row, saes, graph in ((mine, clt, made.graph), (theirs, each, other)):
+        assert row["errors"] == pytest.approx(response_errors(lm, saes, graph.tokens), rel=1e-5)
+        assert row["error"] == pytest.approx(np.mean(row["errors"][1:]))
+        assert (row["replacement"], row["completeness"]) == pytest.approx(scores(graph))
+    page = (tmp_path / "one.html").read_text()
+    shown = json.loads(re.findall(r'id="summary-data">(.*?)</script>', page, re.DOTALL)[0])["faithful"]
+    assert [row["error"] for row in shown["rows"]] == [mine["error"], theirs["error"]]
+    with pytest.raises(ConfigError, match="give one transcoder for each"):
+        saejax.graph(clt, lm, "w1 w2 w3 w4 w5", beside=each[:2], **how)
 
 
 def node_ids_of(local: LocalModel, graph: Graph) -> list[str]:

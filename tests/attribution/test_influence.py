@@ -9,7 +9,7 @@ import pytest
 
 from saejax.attribution import AttributionConfig, Graph
 from saejax.attribution.chunks import Chunks
-from saejax.attribution.influence import Pruned, influence, pruned, scores
+from saejax.attribution.influence import Pruned, influence, path_length, pruned, scores
 from saejax.core.errors import ConfigError, DataError
 
 # Four features (f0, f1 read layer 0, f2, f3 layer 1), errors of 2 layers at 2 tokens, 2 tokens, logits a and b.
@@ -145,3 +145,21 @@ def test_influence_over_rows_does_not_depend_on_the_order_in_which_they_came(ord
     for targets in order:
         chunks.add(np.array(targets))
     np.testing.assert_allclose(512 * chunks.influence(), [INFLUENCE[name] for name in NAMES[:4]], rtol=1e-12)
+
+
+def test_the_length_of_paths_is_that_of_all_paths_one_by_one() -> None:
+    """From each logit down to the tokens, a path's weight the product of its edges' shares."""
+
+    def paths(node: str, weight: Fraction, edges: int) -> list[tuple[Fraction, int]]:
+        if node.startswith("t"):
+            return [(weight, edges)]
+        into = ROWS.get(node, {})
+        total = sum(map(abs, into.values()))
+        return [
+            one for name, value in into.items() for one in paths(name, weight * Fraction(abs(value), total), edges + 1)
+        ]
+
+    found = paths("a", Fraction(3, 4), 0) + paths("b", Fraction(1, 4), 0)
+    want = sum(weight * edges for weight, edges in found) / sum(weight for weight, _ in found)
+    assert path_length(graph()) == pytest.approx(float(want), rel=1e-6)
+    assert path_length(graph({"a": {"e10": 1}, "b": {"e11": 1}})) == 0

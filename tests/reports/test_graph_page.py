@@ -56,6 +56,15 @@ HEADS = {
     ],
 }
 
+FAITHFUL = {
+    "layers": ["blocks.0.mlp_out", "blocks.1.mlp_out"],
+    "rows": [
+        {"name": name, "skipped_by_layer": [0.0, share], "errors": [0.0, 0.5]}
+        | {"replacement": 0.6, "completeness": 0.8, "path": 2.5, "skipped": share, "error": 0.5}
+        for name, share in (("clt " + HOSTILE, 0.25), ("each", 0.0))
+    ],
+}
+
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -65,6 +74,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "effects_of": "Change of a logit",
         "figures": {"replacement score": 0.61},
         "heads": HEADS,
+        "faithful": FAITHFUL,
     }
     return render_graph(path, GRAPH, tables=TABLES, **given)
 
@@ -290,6 +300,24 @@ def test_an_edge_says_its_heads_and_a_head_why_it_attends(page: Path) -> None:
     assert seen["cells"][1][:2] == ["feature 9, layer 7, at 3", "biases, positions"]
     assert seen["sides"] == ["+1.50", "\u22120.500", "+2"]
     assert seen["title"].startswith("Block 4, head 2: ") and "attention 60%; score +3, +2 to the mean" in seen["title"]
+
+
+@pytest.mark.ci
+def test_what_is_skipped_stands_beside_the_others(page: Path) -> None:
+    seen = play(
+        page,
+        """
+        const cells = (row) => [...row.children].map((cell) => cell.textContent);
+        const rows = (table) => [...table.querySelectorAll("tbody tr")].map(cells);
+        return [...document.querySelectorAll("#faithful table")].map(rows);
+        """,
+    )
+    whole, each = seen
+    assert [row[1:] for row in whole] == [
+        ["25%", "0.500", "2.50", "0.600", "0.800"],
+        ["0%", "0.500", "2.50", "0.600", "0.800"],
+    ]
+    assert whole[1][0] == "each" and each[1] == ["blocks.1.mlp_out", "25%", "0.500", "0%", "0.500"]
 
 
 @pytest.mark.ci

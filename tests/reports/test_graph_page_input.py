@@ -17,6 +17,14 @@ GRAPH = made_up_json()
 TABLES = {3: {"vocab": VOCAB, "features": [made_up_feature(3, latent) for latent in (55, 300)]}}
 EFFECTS = [{"nodes": ["2_8_9"], "what": "set to zero", "predicted": -1.0, "measured": -0.8, "interval": [-1.0, -0.5]}]
 
+FAITHFUL: dict[str, Any] = {
+    "layers": ["blocks.0.mlp_out"],
+    "rows": [
+        {"name": "mine", "skipped_by_layer": [0.25], "errors": [0.5]}
+        | dict.fromkeys(("replacement", "completeness", "path", "skipped", "error"), 0.5)
+    ],
+}
+
 
 def test_the_page_is_a_function_of_its_arguments(tmp_path: Path) -> None:
     # A feature without a node is not embedded.
@@ -69,6 +77,9 @@ def test_a_graph_that_is_none_is_refused(tmp_path: Path, change: Any, words: str
         ({"supernodes": {"qParams": {"pinnedIds": ["7_7_7"], "supernodes": []}}}, "'7_7_7' for one"),
         ({"figures": {"replacement score": float("nan")}}, "figure 'replacement score' is 'nan'"),
         ({"effects": [{"what": "x"}]}, "no list of node ids"),
+        ({"faithful": {"layers": []}}, "saejax graph --faithful"),
+        ({"faithful": FAITHFUL | {"layers": []}}, "one number for each layer"),
+        ({"faithful": FAITHFUL | {"rows": [FAITHFUL["rows"][0] | {"path": None}]}}, "measure path"),
         ({"heads": {"edges": []}}, "saejax graph --heads"),
         (
             {"heads": {"edges": [{"source": "a", "target": 1}], "scores": []}},
