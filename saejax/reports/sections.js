@@ -6,6 +6,8 @@ const QUANTITIES = {
   mse: {title: "MSE", hint: "mean squared error"},
   fve: {title: "FVE", hint: "fraction of variance explained, centred", linear: true},
   r2: {title: "R\u00b2", hint: "coefficient of determination", linear: true},
+  through_kl: {title: "KL through the model", hint: "nats a token, with the reconstruction in the model"},
+  through_ce: {title: "Cross-entropy through the model", hint: "nats a token, with the reconstruction in the model"},
   l0: {title: "L0", hint: "latents active per token, mean"},
   dead: {title: "Dead", hint: "how many latents have not fired lately", linear: true},
   relative_error: {title: "Relative error", hint: "size of the residual against the activation"},
