@@ -19,6 +19,7 @@ from saejax.core.errors import DataError
 from saejax.core.files import read_bounded
 from saejax.core.places import what_is
 from saejax.lm import decoder
+from saejax.lm.adapter import AdaptedTensors, Adapter
 from saejax.lm.conventions import DecoderConfig, Parameter, ParameterPath, leaves, tree_of
 from saejax.lm.families import Architecture, architecture
 from saejax.lm.gguf import GgufTensors
@@ -29,7 +30,7 @@ from saejax.parallel import sharding_of
 
 # Constants that older files hold beside the parameters.
 _BUFFERS = re.compile(r"\.(attn|attention)\.(bias|masked_bias)$|(^|\.)rotary_emb\.inv_freq$")
-TensorSource = TensorFiles | GgufTensors | ModuleTensors
+TensorSource = TensorFiles | GgufTensors | ModuleTensors | AdaptedTensors
 # The parameters of the head, which stands beside the model that the prefix names.
 _UNEMBEDDING = ("W_U", "b_U")
 
@@ -82,7 +83,7 @@ def _shortened(text: str, length: int = 800) -> str:
 
 
 def read_params(
-    folder: Path, dtype: Any = jnp.float32, mesh: Mesh | None = None
+    folder: Path, dtype: Any = jnp.float32, mesh: Mesh | None = None, adapter: Adapter | None = None
 ) -> tuple[DecoderConfig, dict[str, Any]]:
     """(config, parameters as JAX arrays of `dtype`), one tensor at a time; float checkpoints of any precision.
 
@@ -91,13 +92,17 @@ def read_params(
     The scales and shifts of norms are float32 whatever `dtype` is, because norms are computed so. Types and shapes of
     all tensors are compared with config.json by the files' headers, before the first tensor is read. Where config.json
     ties embedding and unembedding and the files hold two that differ, they are not tied, as in transformers.
+    With an adapter its changes are in the parameters.
 
     Raises:
+        ConfigError: the adapter is of another model.
         DataError: no safetensors, a tensor that is missing or left over, or one whose shape is not what config.json
             says, or whose numbers are not floats.
     """
     config_json, config = read_config(folder)
-    return params_of(open_tensors(Path(folder), config_json), config_json, config, str(folder), dtype, mesh)
+    files: TensorSource = open_tensors(Path(folder), config_json)
+    files = files if adapter is None else AdaptedTensors(files, adapter, str(folder))
+    return params_of(files, config_json, config, str(folder), dtype, mesh)
 
 
 def params_of(

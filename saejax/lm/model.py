@@ -19,6 +19,7 @@ from saejax.core.files import read_json
 from saejax.core.places import as_place, what_is
 from saejax.core.settings import Settings, setting
 from saejax.lm import checkpoint, decoder, families
+from saejax.lm.adapter import Adapter
 from saejax.lm.centring import centre_writes
 from saejax.lm.conventions import DecoderConfig, shard_params
 from saejax.lm.display import model_html
@@ -85,6 +86,12 @@ class LMConfig(Settings, section="lm"):
         "",
         "Where torch runs the model, as in cpu, cuda or cuda:1. Empty: the GPU where PyTorch sees one.",
         decides=False,
+    )
+    adapter: str = setting(
+        "",
+        "A folder with a LoRA adapter of PEFT, as `saejax adapt` writes one: the model is loaded with its changes. "
+        "Empty: none.",
+        place="path",
     )
     center_writing_weights: bool = setting(
         False,
@@ -222,6 +229,7 @@ class _How(TypedDict, total=False):
     mesh: Mesh | None
     context_length: int
     center_writing_weights: bool
+    adapter: str | Path
 
 
 @overload
@@ -247,6 +255,7 @@ def load_lm(
     mesh: Mesh | None = None,
     context_length: int = 0,
     center_writing_weights: bool = False,
+    adapter: str | Path = "",
 ) -> LanguageModel | TorchModel:
     """The language model that `model` names or is.
 
@@ -258,7 +267,7 @@ def load_lm(
             knows it is read into the decoder, and its logits are compared; any other runs as it is, watched by hooks.
         tokenizer: of a module: a fast tokenizer of transformers, one of the package tokenizers, or what names a model
             with one. None: the `tokenizer` that the module or its wrapper has; without one it takes ids alone.
-        revision, device, backend, center_writing_weights: as in `LMConfig`.
+        revision, device, backend, center_writing_weights, adapter: as in `LMConfig`.
         dtype: as in `LMConfig`, float32 if empty; PyTorch runs a module in memory in its own, on its own device.
         context_length: tokens that a module reads which has no config that says it.
 
@@ -270,7 +279,8 @@ def load_lm(
     module = held_module(model)
     wanted = LMConfig("" if module is not None else _checked_name(model, "load_lm"), revision, dtype or "float32")
     centre = typed(bool, center_writing_weights, "center_writing_weights")
-    wanted = dataclasses.replace(wanted, backend=backend, device=device, center_writing_weights=centre)
+    how = {"backend": backend, "device": device, "center_writing_weights": centre, "adapter": os.fspath(adapter)}
+    wanted = dataclasses.replace(wanted, **how)
     if module is not None:
         return _load_module(model, module, tokenizer, wanted, dtype, mesh, typed(int, context_length, "context_length"))
     if tokenizer is not None or context_length:
@@ -282,14 +292,16 @@ def load_lm(
     if runs_in_torch(folder, backend):
         if (folder / GGUF).is_file():
             raise ConfigError(f"lm.backend=torch does not read GGUF ({model}). Set lm.backend=jax.")
-        _check_not_centred(wanted)
+        _check_unchanged(wanted)
         read = Tokenizer.from_folder(folder)
         return load_torch(folder, read, _identity(wanted, folder, read), wanted.dtype, device, TRANSFORMER_LENS)
-    config, params = checkpoint.read_params(folder, _DTYPES[wanted.dtype], mesh)
+    changes = Adapter.read(wanted.adapter) if wanted.adapter else None
+    config, params = checkpoint.read_params(folder, _DTYPES[wanted.dtype], mesh, changes)
     if wanted.center_writing_weights:
         config, params = centre_writes(config, params)
     read, family = Tokenizer.from_folder(folder).for_rows(config.vocab_size), checkpoint.read_config(folder)[0]
-    return LanguageModel(config, params, read, _identity(wanted, folder, read), family["model_type"])
+    identity = _identity(wanted, folder, read) | ({"adapter_sha256": changes.sha256} if changes else {})
+    return LanguageModel(config, params, read, identity, family["model_type"])
 
 
 def _load_module(
@@ -306,10 +318,14 @@ def _load_module(
         tokenizer = load_tokenizer(os.fspath(tokenizer))
     elif tokenizer is not None and not isinstance(tokenizer, Tokenizer):
         tokenizer = tokenizer_in_memory(tokenizer, config_json)
+    if wanted.adapter:
+        raise ConfigError(
+            "adapter changes a model that is read from files, and this one is in memory: merge it by PEFT."
+        )
     identity = _named(wanted, name, digest_of(module, config_json), tokenizer.sha256 if tokenizer else "")
     why = why_not_decoded(module, config_json, families.ARCHITECTURES)
     if wanted.backend == "torch" or (wanted.backend == "auto" and why):
-        _check_not_centred(wanted)
+        _check_unchanged(wanted)
         identity["dtype"] = check_place(module, dtype, wanted.device)
         if config_json.get("is_encoder_decoder"):
             module = module.get_encoder()
@@ -360,9 +376,11 @@ def _named(wanted: LMConfig, name: str, weights: str, tokenizer: str) -> dict[st
     return identity | ({"center_writing_weights": True} if wanted.center_writing_weights else {})
 
 
-def _check_not_centred(wanted: LMConfig) -> None:
+def _check_unchanged(wanted: LMConfig) -> None:
     if wanted.center_writing_weights:
         raise ConfigError("lm.center_writing_weights: PyTorch runs this one with its own weights. Set it to false.")
+    if wanted.adapter:
+        raise ConfigError("lm.adapter: PyTorch runs this one with its own weights. Merge the adapter by PEFT first.")
 
 
 def config_folder(model: str, revision: str = "") -> Path:

@@ -19,7 +19,7 @@ PREFIX = "second."
 def load_models(wanted: LMConfig, mesh: Mesh | None = None) -> Model:
     """The model of a section `lm`, or both of them as one. Raises: as `load_lm` and `ModelPair`."""
 
-    def loaded(model: str, revision: str) -> Model:
+    def loaded(model: str, revision: str, adapter: str = "") -> Model:
         return load_lm(
             model,
             revision=revision,
@@ -28,9 +28,10 @@ def load_models(wanted: LMConfig, mesh: Mesh | None = None) -> Model:
             device=wanted.device,
             mesh=mesh,
             center_writing_weights=wanted.center_writing_weights,
+            adapter=adapter,
         )
 
-    first = loaded(wanted.model, wanted.revision)
+    first = loaded(wanted.model, wanted.revision, wanted.adapter)
     return ModelPair(first, loaded(wanted.second, wanted.second_revision)) if wanted.second else first
 
 

@@ -24,14 +24,15 @@ from saejax.capture import Sinks
 from saejax.coders import Coder, Sites
 from saejax.core.errors import ConfigError
 from saejax.evals.evaluate import clean_run
-from saejax.evals.splice import Clean, spliced
+from saejax.evals.splice import spliced
 from saejax.kernels.batch import DATA
 from saejax.lm.forward import Model
 from saejax.parallel import ParallelConfig
 from saejax.through.text import ARRAYS, TEXT
 from saejax.training import TrainConfig
 
-_METRIC = {"kl": "kl", "ce": "ce_sae"}
+# The evaluation's name of each.
+METRIC = {"kl": "kl", "ce": "ce_sae"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,25 +137,32 @@ class Through:
     def total(self, params: Any, stats: Any, lm_params: Any, packed: Any) -> tuple[jax.Array, jax.Array]:
         """(sum of the loss over the predicted tokens of packed rows [R, S], how many these are). Pure."""
         sums, clean = clean_run(self.lm, self.sites, self.sinks)(lm_params, packed)
-        values = self.reconstructed(params, stats, clean)
-        losses = spliced(self.lm, lm_params, self.sites, values, clean, packed)
-        return losses[_METRIC[self.kind]].sum(), sums["predicted"]
-
-    def reconstructed(self, params: Any, stats: Any, clean: Clean) -> dict[str, jax.Array]:
-        """{hook point written: what is put there, [R, S, D]}, in the model's own scale."""
-        captured = clean["captured"]
         if "centre" in params:  # a constant of the training
             params = params | {"centre": jax.lax.stop_gradient(params["centre"])}
         coder, params = self.coder.inference(params, stats)
-        x = self.sites.batch({name: value.reshape(-1, value.shape[-1]) for name, value in captured.items()})["x"]
-        y_hat = coder.reconstruct(params, x)
-        sides = [y_hat[:, i] for i in range(len(self.sites.writes))] if self.sites.stacked else [y_hat]
-        values = {}
-        for name, side, scale in zip(self.sites.writes, sides, self.sites.write_scales, strict=True):
-            there = captured[name].astype(jnp.float32)
-            value = (side / scale).reshape(there.shape)
-            values[name] = value + jax.lax.stop_gradient(there - value) if self.errors else value
-        return values
+        values = reconstructions(coder, params, self.sites, clean["captured"], self.errors)
+        losses = spliced(self.lm, lm_params, self.sites, values, clean, packed)
+        return losses[METRIC[self.kind]].sum(), sums["predicted"]
+
+
+def reconstructions(
+    coder: Coder, params: Any, sites: Sites, captured: Mapping[str, jax.Array], errors: bool = False
+) -> dict[str, jax.Array]:
+    """{hook point written: what is put there, [R, S, D]}, in the model's own scale. Pure.
+
+    Args:
+        coder: for after training.
+        errors: the error of each is added as a constant.
+    """
+    x = sites.batch({name: value.reshape(-1, value.shape[-1]) for name, value in captured.items()})["x"]
+    y_hat = coder.reconstruct(params, x)
+    sides = [y_hat[:, i] for i in range(len(sites.writes))] if sites.stacked else [y_hat]
+    values = {}
+    for name, side, scale in zip(sites.writes, sides, sites.write_scales, strict=True):
+        there = captured[name].astype(jnp.float32)
+        value = (side / scale).reshape(there.shape)
+        values[name] = value + jax.lax.stop_gradient(there - value) if errors else value
+    return values
 
 
 def first_step(t: TrainConfig) -> int:
