@@ -1,8 +1,9 @@
 """`saejax adapt`: the language model adapted to a finished dictionary by LoRA, in a folder that PEFT reads."""
 
+import contextlib
 import dataclasses
+import itertools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +83,9 @@ def _trained(work: Workspace, trainer: Trainer, folder: Path, of: str) -> int:
     step, per_step = trainer.step(), how.rows * e.text.context_length
     if begun:
         console.say(f"adapt: goes on at step {begun:,} of {how.steps:,}")
-    with Progress("adapt", how.steps * per_step) as progress:
+    with Progress("adapt", how.steps * per_step) as progress, contextlib.closing(text.iterate(begun)) as batches:
         progress.advance(begun * per_step)
-        for rows in _some(text.iterate(begun), how.steps - begun):
+        for rows in itertools.islice(batches, how.steps - begun):
             state, value = step(state, {name: jnp.asarray(array) for name, array in rows.items()})
             number = int(state["step"])
             progress.advance(per_step, **{how.kind: f"{float(value):.4f}"})
@@ -92,11 +93,6 @@ def _trained(work: Workspace, trainer: Trainer, folder: Path, of: str) -> int:
                 save(state, folder / STATE, of)
     trainer.adapter(state).write(folder, str(trainer.lm.identity["model"]))
     return how.steps * per_step
-
-
-def _some(rows: Iterator[Any], count: int) -> Iterator[Any]:
-    for _ in range(count):
-        yield next(rows)
 
 
 def _figures(work: Workspace, trainer: Trainer, folder: Path) -> dict[str, float]:

@@ -44,6 +44,11 @@ _PLAIN: dict[str, Any] = {
     "lora_bias": False,
     "trainable_token_indices": None,
 }
+# What damaged or foreign files raise on the way.
+_FAULTS = (
+    *(ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError),
+    safetensors.SafetensorError,
+)
 _CONV = ("gpt2",)  # of these the checkpoint holds [in, out]: PEFT's fan_in_fan_out
 
 
@@ -81,7 +86,7 @@ class Adapter:
             rank = int(config["r"])
             scale = float(config["lora_alpha"]) / (math.sqrt(rank) if config.get("use_rslora") else rank)
             matrices = _matrices(folder, tensors, rank)
-        except (ValueError, KeyError, TypeError, RecursionError, safetensors.SafetensorError) as error:
+        except _FAULTS as error:
             raise DataError(f"{folder} is no adapter, or it is damaged: {type(error).__name__} {error}") from None
         return cls(scale, matrices, bool(config.get("fan_in_fan_out")))
 
@@ -212,6 +217,8 @@ class Adaptable:
         Raises:
             ConfigError: none of the model's matrices is meant.
         """
+        if not family:
+            raise ConfigError("The model does not say its family, so its matrices have no names. Load it by load_lm.")
         arch, wanted = architecture({"model_type": family}, "the model"), {PROJECTIONS[name] for name in projections}
         transposed = family in _CONV
         shapes, places = {}, {}
