@@ -100,11 +100,12 @@ def _evaluation(run: Run) -> dict[str, Any]:
     return content
 
 
-def with_model(places: Sequence[str], model: str = "") -> tuple[list[TrainedCoder], LanguageModel]:
+def with_model(places: Sequence[str], model: str = "", adapter: str = "") -> tuple[list[TrainedCoder], LanguageModel]:
     """The coders at places (`coder_at`), and their model.
 
     Args:
         model: the language model; empty for the first dictionary's own.
+        adapter: a folder of changes of it (`LMConfig.adapter`).
 
     Raises:
         ConfigError: it is not said which model it is, they are of several, or JAX does not run it.
@@ -116,7 +117,7 @@ def with_model(places: Sequence[str], model: str = "") -> tuple[list[TrainedCode
             {place: sae.origin.model for place, sae in zip(places, saes, strict=True)}, "--model=NAME"
         )
     c = model_config(places[0], saes[0], model)
-    lm = load_models(dataclasses.replace(c, second=""))
+    lm = load_models(dataclasses.replace(c, second="", **({"adapter": adapter} if adapter else {})))
     if not isinstance(lm, LanguageModel):
         raise ConfigError(
             f"{lm.identity['model']} is run by PyTorch; this needs a model that JAX runs (lm.backend=jax)."

@@ -22,6 +22,7 @@ class Graph(Command, takes="words"):
     out: str = setting("graphs", "The folder.")
     name: str = setting("", "What the files are called; empty: prompt and a digest.")
     model: str = setting("", "The language model, where the dictionary does not say.")
+    adapter: str = setting("", "Changes of the model: a LoRA adapter of `saejax adapt` or PEFT.")
     max_features: int = setting(7500, "Features at most; 0 for all.", low=0)
     logits: int = setting(10, "Next tokens at most.", low=1)
     node_share: float = setting(StudyConfig.node_share, "Share of the influence that shown nodes keep.", low=0, high=1)
@@ -46,10 +47,11 @@ class Graph(Command, takes="words"):
         *places, prompt = line.words
         if self.name:  # before a model is loaded
             checked_slug(self.name)
-        how = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "model"}
+        how = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        del how["model"], how["adapter"]
         how["beside"] = list(dictionaries(self.beside.split(",")).values()) if self.beside else ()
         how["supernodes"] = read_json(self.supernodes) if self.supernodes else None
-        saes, lm = with_model(list(dictionaries(places).values()), self.model)
+        saes, lm = with_model(list(dictionaries(places).values()), self.model, self.adapter)
         made = graph(saes, lm, prompt, **how)
         say(repr(made))
         covered, mlps = made.mlps

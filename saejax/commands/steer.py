@@ -17,6 +17,7 @@ from saejax.core.settings import setting
 
 class Steer(SteerSettings, Command, takes="words", answers=True):
     model: str = setting("", "The language model, where the dictionary does not say.")
+    adapter: str = setting("", "Changes of the model: a LoRA adapter of `saejax adapt` or PEFT.")
     past_end: bool = setting(False, "Go on behind the token that ends a text.")
 
     def run(self, line: Line) -> None:
@@ -33,7 +34,7 @@ class Steer(SteerSettings, Command, takes="words", answers=True):
         place, *prompts = line.words
         if self.operation not in OPERATIONS:  # before a model is loaded
             raise ConfigError(f"No operation {self.operation!r}.{nearest(self.operation, OPERATIONS)}")
-        (sae,), lm = with_model([place], self.model)
+        (sae,), lm = with_model([place], self.model, self.adapter)
         latents = features(self.feature, sae)
         how = {name: getattr(self, name) for name in ("operation", "tokens", "temperature", "top_p", "seed")}
         steered = steer(sae, lm, prompts, latents, self.scale, past_end=self.past_end, **how)
