@@ -6,7 +6,8 @@
     python -m benchmarks.through --config=smollm2
 
 Each seed trains a dictionary with the settings of the experiment. From it three trainings of --tokens activations go
-on, alike but for `train.through`: none, which is the control; kl; ce. The held-out text judges all. A training is a
+on, alike but for `train.through`: none, which is the control; kl; ce. lora leaves the first one as it is, and adapts
+the model to it in as many steps of as much text (`saejax adapt`). The held-out text judges all. A training is a
 line of through.jsonl beside this file; what is there already is not run again. Then through.md is made.
 """
 
@@ -20,15 +21,17 @@ import numpy as np
 from absl import app, flags
 
 import saejax
+from saejax.app.adapt import run_adapt
 from saejax.app.experiment import with_settings
 from saejax.app.stages import run_evaluate, run_train
 from saejax.app.workspace import Workspace
 from saejax.core.files import read_json
 from saejax.experiment import experiment
+from saejax.through.adapt import Adaptation
 
 HERE = Path(__file__).parent
 LINES, TABLE = HERE / "through.jsonl", HERE / "through.md"
-KINDS = ("first", "none", "kl", "ce")
+KINDS = ("first", "none", "kl", "ce", "lora")
 KEPT = ("fve", "ce_clean", "ce_sae", "ce_zero", "kl", "l0", "dead_fraction")
 LETTERS = ("mean_absorption", "full_absorption")
 
@@ -67,7 +70,7 @@ def measured(kind: str, seed: int) -> Row:
         "eval.tokens": _EVAL.value or e.eval.tokens,
     }
     work = finished(str(seed), settings)
-    if kind != "first":
+    if kind not in ("first", "lora"):
         settings |= {
             "train.init_from": str(work.experiment.run.path),
             "train.tokens": _TOKENS.value,
@@ -80,6 +83,11 @@ def measured(kind: str, seed: int) -> Row:
     row = {"config": _CONFIG.value, "kind": kind, "seed": seed, "date": time.strftime("%Y-%m-%d")}
     row |= {name: metrics[name] for name in KEPT if name in metrics}
     row["seconds"] = round(run.read_stages()["train"]["seconds"], 1)
+    if kind == "lora":
+        how = Adaptation(steps=_TOKENS.value // work.experiment.train.batch_size, rows=_ROWS.value, seed=seed)
+        started = time.monotonic()
+        row["ce_sae"] = run_adapt(work, how)["ce_sae_adapted"]
+        return row | {"kl": None, "seconds": round(time.monotonic() - started, 1)}
     return row | (probed(work) if _PROBES.value else {})
 
 
@@ -116,9 +124,12 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def span(values: Sequence[float], digits: int = 4) -> str:
-    """Mean, least and largest."""
-    low, mean, high = min(values), float(np.mean(values)), max(values)
+def span(values: Sequence[float | None], digits: int = 4) -> str:
+    """Mean, least and largest; "-" where one was not measured."""
+    if None in values:
+        return "-"
+    known = [value for value in values if value is not None]
+    low, mean, high = min(known), float(np.mean(known)), max(known)
     return f"{mean:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 

@@ -26,7 +26,7 @@ from saejax.runs.provenance import record_provenance
 from saejax.through import TextBatches
 from saejax.through.adapt import Adaptation, Trainer, restore, save
 
-RECORD, STATE, BLOCKS = "adapter.json", "state.safetensors", "text.jsonl"
+RECORD, STATE, BLOCKS = "adapter.json", "state.safetensors", "blocks.jsonl"
 _SAVE_EVERY = 20
 
 
@@ -63,8 +63,8 @@ def run_adapt(work: Workspace, how: Adaptation, folder: Path | None = None) -> d
     made_from = work.verify_text_and_model()
     folder.mkdir(parents=True, exist_ok=True)
     with lease(folder):
-        tokens = _trained(work, trainer, folder, digest(json.dumps(made_of, sort_keys=True)))
-        record = {"made_of": made_of, "tokens": tokens} | _figures(work, trainer, folder)
+        tokens = _changes(work, trainer, folder, digest(json.dumps(made_of, sort_keys=True)))
+        record = {"made_of": made_of, "tokens": tokens} | _before_and_after(work, trainer, folder)
         write_json(folder / RECORD, record)
         record_provenance(e.run, made_from, console.say)
         for name in (STATE, BLOCKS):
@@ -72,7 +72,7 @@ def run_adapt(work: Workspace, how: Adaptation, folder: Path | None = None) -> d
     return record
 
 
-def _trained(work: Workspace, trainer: Trainer, folder: Path, of: str) -> int:
+def _changes(work: Workspace, trainer: Trainer, folder: Path, of: str) -> int:
     """Train from where it was, and write the adapter; returns the tokens of text that were read."""
     how, e = trainer.how, work.experiment
     state = restore(trainer.start(), folder / STATE, of) or trainer.start()
@@ -95,7 +95,7 @@ def _trained(work: Workspace, trainer: Trainer, folder: Path, of: str) -> int:
     return how.steps * per_step
 
 
-def _figures(work: Workspace, trainer: Trainer, folder: Path) -> dict[str, float]:
+def _before_and_after(work: Workspace, trainer: Trainer, folder: Path) -> dict[str, float]:
     """On held-out text, with and without the dictionary, before and after."""
     e = work.experiment
     models = trainer.lm, trainer.adapted(Adapter.read(folder))

@@ -38,7 +38,7 @@ def heads_json(
         DataError: as `Heads`.
     """
     local = LocalModel(lm, saes, graph.tokens, config, answers=graph.logits.tolist())
-    heads, places = Heads(local), _places(local, graph)
+    heads, places = Heads(local), _numbers_of(local, graph)
     name = _namer(local, graph)
     edges, carried = [], defaultdict[tuple[int, int, int, int], float](float)
     chosen = _between_tokens(graph, kept)
@@ -89,7 +89,7 @@ def _row_of(graph: Graph, node: int) -> int:
     return node if node < graph.n_features else node - (graph.n_nodes - len(graph.logits)) + graph.n_features
 
 
-def _places(local: LocalModel, graph: Graph) -> np.ndarray:
+def _numbers_of(local: LocalModel, graph: Graph) -> np.ndarray:
     """`local`'s number of each node of the graph, [N]: there all active features come first."""
     place = {tuple(feature): i for i, feature in enumerate(local.features.tolist())}
     logit = {token: local.n_sources + i for i, token in enumerate(local.logits.tolist())}

@@ -117,7 +117,7 @@ def with_model(places: Sequence[str], model: str = "", adapter: str = "") -> tup
             {place: sae.origin.model for place, sae in zip(places, saes, strict=True)}, "--model=NAME"
         )
     c = model_config(places[0], saes[0], model)
-    lm = load_models(dataclasses.replace(c, second="", **({"adapter": adapter} if adapter else {})))
+    lm = load_models(dataclasses.replace(c, second="", adapter=adapter or c.adapter))
     if not isinstance(lm, LanguageModel):
         raise ConfigError(
             f"{lm.identity['model']} is run by PyTorch; this needs a model that JAX runs (lm.backend=jax)."

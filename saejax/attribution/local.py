@@ -128,7 +128,7 @@ class LocalModel:
         return np.concatenate([*features, errors.reshape(size, -1), tokens], axis=1)
 
     def source(self, node: int) -> dict[str, Any]:
-        """What a node writes: its position, what it adds to the embeddings [M], and where each layer writes [D]."""
+        """All that a node writes: its position, what it adds to the embeddings [M], and where each layer writes [D]."""
         errors, embeddings = self.sources["errors"], self.sources["embeddings"]
         writes = [np.zeros(error_SD.shape[1], np.float32) for error_SD in errors]
         embedding = np.zeros(embeddings.shape[1], np.float32)

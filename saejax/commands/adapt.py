@@ -1,4 +1,4 @@
-"""Adapt the language model to a finished dictionary: LoRA behind it, so that the model works with its reconstructions.
+"""Adapt the language model to a finished dictionary: LoRA behind it.
 
     saejax adapt --config=quickstart                                  runs/quickstart/adapter
     saejax adapt --config=quickstart --rank=4 --projections=Q,K,V,O --steps=100

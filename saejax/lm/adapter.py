@@ -34,7 +34,7 @@ PROJECTIONS = {name: f"blocks.attn.W_{name}" for name in "QKVO"} | {
     name: f"blocks.mlp.W_{name}" for name in ("in", "gate", "out")
 }
 # Of PEFT's settings those that would make another function of it, with the value that they must have.
-_PLAIN: dict[str, Any] = {
+_PLAIN_LORA: dict[str, Any] = {
     "peft_type": "LORA",
     "bias": "none",
     "use_dora": False,
@@ -45,7 +45,7 @@ _PLAIN: dict[str, Any] = {
     "trainable_token_indices": None,
 }
 # What damaged or foreign files raise on the way.
-_FAULTS = (
+_RAISED = (
     *(ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError),
     safetensors.SafetensorError,
 )
@@ -80,13 +80,13 @@ class Adapter:
         try:
             config = json.loads(read_bounded(folder / CONFIG, _LARGEST_CONFIG))
             tensors = safetensors.numpy.load(read_bounded(folder / WEIGHTS, _LARGEST_WEIGHTS))
-            for key, plain in _PLAIN.items():
+            for key, plain in _PLAIN_LORA.items():
                 if (value := config.get(key)) and value != plain:
                     raise DataError(f"{folder}: {key} is {value}, and saejax reads plain LoRA alone. Merge it by PEFT.")
             rank = int(config["r"])
             scale = float(config["lora_alpha"]) / (math.sqrt(rank) if config.get("use_rslora") else rank)
             matrices = _matrices(folder, tensors, rank)
-        except _FAULTS as error:
+        except _RAISED as error:
             raise DataError(f"{folder} is no adapter, or it is damaged: {type(error).__name__} {error}") from None
         return cls(scale, matrices, bool(config.get("fan_in_fan_out")))
 
@@ -98,7 +98,7 @@ class Adapter:
             tensors[f"{_IN_FRONT}{module}.lora_A.weight"] = np.ascontiguousarray(a, np.float32)
             tensors[f"{_IN_FRONT}{module}.lora_B.weight"] = np.ascontiguousarray(b, np.float32)
         write_bytes(Path(folder) / WEIGHTS, safetensors.numpy.save(tensors, metadata={"format": "pt"}))
-        config = _PLAIN | {
+        config = _PLAIN_LORA | {
             "base_model_name_or_path": base,
             "task_type": "CAUSAL_LM",
             "inference_mode": True,
@@ -153,7 +153,7 @@ def _matrices(folder: Path, tensors: Mapping[str, np.ndarray], rank: int) -> dic
 
 
 def _same(module: str, tensor: str) -> bool:
-    """Whether a tensor's name, with or without the prefix of a whole model, is that of a module's weight."""
+    """A tensor's name, with or without the prefix of a whole model, is that of a module's weight."""
     name = tensor.removesuffix(".weight")
     return module == name or module.endswith(f".{name}") or name.endswith(f".{module}")
 

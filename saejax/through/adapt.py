@@ -29,7 +29,7 @@ from saejax.lm.adapter import PROJECTIONS, Adaptable, Adapter
 from saejax.through.loss import METRIC, reconstructions
 from saejax.trained import TrainedCoder
 
-_LARGEST = 64 << 30
+_MOST_BYTES = 64 << 30
 _WARMUP = 0.05  # of the steps
 State = dict[str, Any]
 
@@ -151,7 +151,7 @@ def restore(like: State, path: Path, of: str) -> State | None:
         with safetensors.safe_open(path, framework="numpy") as file:
             if (file.metadata() or {}).get("of") != of:
                 return None
-        tensors = safetensors.numpy.load(read_bounded(path, _LARGEST))
+        tensors = safetensors.numpy.load(read_bounded(path, _MOST_BYTES))
         leaves, tree = jax.tree.flatten(like)
         found = [tensors[str(i)] for i in range(len(leaves))]
         if [(a.shape, a.dtype) for a in found] != [(np.shape(b), b.dtype) for b in leaves]:

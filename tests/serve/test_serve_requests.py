@@ -188,6 +188,7 @@ OUTSIDE: list[Callable[[Path], str]] = [
 PLACES = [
     "lm.model",
     "lm.second",
+    "lm.adapter",
     "prefix.second",
     "train.init_from",
     "text.paths",

@@ -116,7 +116,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
 
 def test_it_goes_on_to_the_same_bits(trained: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapt, "_SAVE_EVERY", 2)
-    monkeypatch.setattr(adapt, "_figures", lambda *_: {"ce_sae": 0.0})
+    monkeypatch.setattr(adapt, "_before_and_after", lambda *_: {"ce_sae": 0.0})
     run_adapt(Workspace(trained), HOW, tmp_path / "whole")
 
     def stopped(state: Any, path: Path, of: str) -> None:
