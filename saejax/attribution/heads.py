@@ -146,7 +146,7 @@ class Heads:
         return HeadScore(block, head, query, key, score, pattern, mean, scale, q_ND, k_ND, mean_D)
 
     def _parts(self, side: str, block: int, head: int, position: int) -> np.ndarray:
-        """The parts that nodes, and then the bias, add to the query ("q") or the key of a head at a token, [N + 1, D]."""
+        """The parts of nodes, and then the bias, in the query ("q") or the key of a head at a token, [N + 1, D]."""
         config, params = self.local.lm.config, self.local.lm.params["blocks"][block]
         x_M = self._seen[f"blocks.{block}.resid_pre"][position]
         whole_D, slopes_DM = _slopes(config, config.layer_ropes[block], side, params, x_M, head, position)
