@@ -7,6 +7,7 @@ Presets:
     quickstart:tiny       a smoke test of seconds; too short to pass most gates, so they are lowered
     quickstart:standard   relu + norm-weighted L1 instead of TopK
     quickstart:fast       a quarter of the training (saejax.training.TRAINING_RECIPES)
+    quickstart:through    half of the training, its last 80 steps with the language model's loss as well
     quickstart:thorough   three times the training, averaged weights
 """
 
@@ -17,7 +18,7 @@ from saejax.core.errors import ConfigError
 from saejax.experiment import default_config
 from saejax.training import TRAINING_RECIPES, apply_training_recipe
 
-PRESETS = ("", "tiny", "standard", *TRAINING_RECIPES)
+PRESETS = ("", "tiny", "standard", "through", *TRAINING_RECIPES)
 
 
 def get_config(preset: str = "") -> config_dict.ConfigDict:
@@ -41,6 +42,9 @@ def get_config(preset: str = "") -> config_dict.ConfigDict:
     elif preset == "standard":
         c.coder.preset = "standard"
         c.coder.l1_coefficient = 0.8
+    elif preset == "through":
+        c.train.tokens = 2_048_000
+        c.train.through, c.train.through_from = "kl", 0.92
     elif preset in TRAINING_RECIPES:
         apply_training_recipe(c.train, preset)
     elif preset not in PRESETS:

@@ -42,7 +42,7 @@ def heads_json(
     name = _namer(local, graph)
     edges, carried = [], defaultdict[tuple[int, int, int, int], float](float)
     chosen = _between_tokens(graph, kept)
-    with Progress("heads", len(chosen) + SCORES, unit="edges and scores") as bar:
+    with Progress("heads", len(chosen), unit="edges") as bar:
         for source, target, share in chosen:
             weight = float(graph.weights[_row_of(graph, target), source])
             parts = heads.passed(int(places[source]), int(places[target]), PARTS)
@@ -55,8 +55,8 @@ def heads_json(
             ends = {"source": name(int(places[source])), "target": name(int(places[target]))}
             edges.append(ends | {"weight": _short(weight), "parts": shown})
             bar.advance(1)
-        best = sorted(carried, key=lambda place: -carried[place])[:SCORES]
-        scores = []
+    best, scores = sorted(carried, key=lambda place: -carried[place])[:SCORES], []
+    with Progress("heads", len(best), unit="scores") as bar:
         for place in best:
             scores.append(_score(heads.score(*place), name))
             bar.advance(1)

@@ -34,7 +34,7 @@ from saejax.lm.conventions import DecoderConfig, Rope
 
 _CHUNK = 16  # numbers of a head whose rows are computed at once
 _PAIRS = 1 << 24  # products that are held at once
-LARGEST = 1 << 28  # entries of all patterns of a prompt
+LARGEST = 1 << 26  # entries of all patterns of a prompt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,8 +88,7 @@ class HeadScore:
         rows = max(1, _PAIRS // len(self.key_ND))
         for start in range(0, len(self.query_ND), rows):
             part = self.scale * self.query_ND[start : start + rows] @ self.key_ND.T
-            at = np.argsort(-np.abs(part), axis=None, kind="stable")[:count]
-            places = np.stack(np.unravel_index(at, part.shape), 1)
+            places = np.stack(np.unravel_index(_largest(np.abs(part), count), part.shape), 1)
             best += [(start + int(s), int(t), float(part[s, t])) for s, t in places]
         return sorted(best, key=lambda one: -abs(one[2]))[:count]
 
@@ -163,8 +162,7 @@ class Heads:
         one = {name: value[0] for name, value in local.targets(np.array([target]), size).items()}
         skips = local.sources["skips"]
         gates = np.asarray(program(local.params, local.frozen, skips, local.source(source), one))
-        order = np.argsort(-np.abs(gates), axis=None, kind="stable")[:count]
-        places = np.stack(np.unravel_index(order, gates.shape), 1).tolist()
+        places = np.stack(np.unravel_index(_largest(np.abs(gates), count), gates.shape), 1).tolist()
         return [Passed(b, h, q, k, weight) for b, h, q, k in places if (weight := float(gates[b, h, q, k]))]
 
 
@@ -199,6 +197,13 @@ def head_program(
         return jax.grad(lambda gates: jax.grad(weight)(jnp.float32(0), gates))(jnp.ones(shape, jnp.float32))
 
     return jax.jit(parts)
+
+
+def _largest(sizes: np.ndarray, count: int) -> np.ndarray:
+    """Flat places of the largest, the largest first."""
+    flat = sizes.ravel()
+    some = np.argpartition(-flat, min(count, flat.size) - 1)[:count]
+    return some[np.lexsort((some, -flat[some]))]
 
 
 def _seen(config: DecoderConfig, names: tuple[str, ...], params: Any, tokens_S: jax.Array) -> dict[str, jax.Array]:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from tiny.attributed import FAMILIES, LAYERS, lm_of, mlp_dictionaries, prompt
+from tiny.attributed import FAMILIES, LAYERS, dictionary, lm_of, mlp_dictionaries, prompt
 
 from saejax.attribution import AttributionConfig, attribute
 from saejax.attribution.heads import Heads, HeadScore
@@ -194,6 +194,25 @@ def test_the_mean_is_of_the_keys_that_the_query_sees(family: str) -> None:
     keys = range(0 if window is None else 6 - window + 1, 7)
     mean = np.mean([heads.score(2, 1, 6, key).score for key in keys])
     assert heads.score(2, 1, 6, 5).mean == pytest.approx(mean, rel=1e-5)
+
+
+def test_behind_an_autoencoder_a_feature_s_part_is_its_own_row_s() -> None:
+    """In the residual stream every path ends at the next autoencoder, so that nothing else carries a feature."""
+    lm = lm_of("qwen3")
+    saes = [dictionary("autoencoder", (f"blocks.{i}.resid_post",), (f"blocks.{i}.resid_post",), i) for i in (0, 1)]
+    local = LocalModel(lm, saes, prompt(), ALL)
+    found = Heads(local).score(2, 1, 6, 3)
+    x_M = np.asarray(lm.run(prompt()[None], capture=["blocks.2.resid_pre"])[1]["blocks.2.resid_pre"])[0]
+    by_hand = functools.partial(side, lm, 2, 1)
+    seen = 0
+    for node, (layer, position, latent) in enumerate(local.features.tolist()):
+        row_M = local.activations[node] * np.asarray(saes[layer].params["W_dec"])[latent]
+        for name, at, parts in (("Q", 6, found.query_ND), ("K", 3, found.key_ND)):
+            less = row_M if (layer, position) == (1, at) else 0 * row_M
+            moved = by_hand(name, at, x_M[at], x_M[at]) - by_hand(name, at, x_M[at] - less, x_M[at])
+            np.testing.assert_allclose(parts[node], moved, rtol=1e-3, atol=1e-5)
+            seen += bool(np.abs(moved).max() > 1e-3)
+    assert seen > 5
 
 
 def test_the_strongest_pairs_are_those_of_the_whole_matrix(monkeypatch: pytest.MonkeyPatch) -> None:

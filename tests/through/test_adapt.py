@@ -158,8 +158,14 @@ def test_the_command_says_what_it_brings_and_is_done_once(trained: Experiment, c
     assert run_adapt(Workspace(trained), HOW) == found and "is done already" in capsys.readouterr().out
     assert (folder / WEIGHTS).stat().st_mtime_ns == before
     assert Adapter.read(folder).scale == 2.0
+    # The run was trained on the model without it.
+    other = dataclasses.replace(trained, lm=dataclasses.replace(trained.lm, adapter=str(folder)))
+    with pytest.raises(DataError, match=r"lm\.adapter: '' -> "):
+        run_evaluate(Workspace(other), redo=True)
+    with pytest.raises(DataError, match="adapter_sha256"):
+        run_train(Workspace(dataclasses.replace(other, name="other", store="tiny")))
     with pytest.raises(ConfigError, match=r"lm\.adapter is set"):
-        run_adapt(Workspace(dataclasses.replace(trained, lm=dataclasses.replace(trained.lm, adapter=str(folder)))), HOW)
+        run_adapt(Workspace(other), HOW)
 
 
 def test_a_damaged_state_is_named_and_one_of_something_else_is_not_taken(tmp_path: Path) -> None:
