@@ -44,6 +44,7 @@ _LR = flags.DEFINE_float(
 )
 _ROWS = flags.DEFINE_integer("rows", 16, "train.through_rows.")
 _PROBES = flags.DEFINE_string("probes", "", "Data sets of `saejax evaluate --probes`.")
+_WORDS = flags.DEFINE_integer("words", 1500, "Words of the vocabulary for first letters; 0: all.")
 _EVAL = flags.DEFINE_integer("eval_tokens", 0, "Held-out tokens; 0: the experiment's.")
 _MINUTES = flags.DEFINE_float("minutes", 0, "Begin no training after so long; 0: no limit.")
 
@@ -93,7 +94,8 @@ def measured(kind: str, seed: int) -> Row:
 
 def probed(work: Workspace) -> Row:
     """Mean AUC by k over the data sets, and absorption over the letters."""
-    found = saejax.probes(saejax.load(work.experiment.run.path), work.lm, _PROBES.value)
+    sae = saejax.load(work.experiment.run.path)
+    found = saejax.probes(sae, work.lm, _PROBES.value, words=_WORDS.value, ks=(1, 5, 16))
     row: Row = {f"auc_{k}": float(np.mean([one["k"][k]["auc"] for one in found.datasets.values()])) for k in found.ks}
     return row | {name: found.first_letter[name]["mean"] for name in LETTERS if name in found.first_letter}
 
