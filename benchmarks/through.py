@@ -118,7 +118,7 @@ def table(rows: Sequence[Row]) -> str:
             seeds = [seed for k, seed in of if k == kind]
             if not seeds:
                 continue
-            cells = [span([of[kind, seed][name] for seed in seeds]) for name in names]
+            cells = [span([of[kind, seed].get(name) for seed in seeds]) for name in names]
             both = [seed for seed in seeds if ("none", seed) in of and kind not in ("first", "none")]
             cells += [span([closed(of[kind, s], of["none", s]) for s in both]) if both else "-"]
             lines += [f"| {kind} | {' | '.join(cells)} | {span([of[kind, s]['seconds'] for s in seeds], 1)} |"]
