@@ -38,7 +38,7 @@ class Graph(Command, takes="words"):
         from saejax.app.console import say
         from saejax.app.dictionaries import dictionaries
         from saejax.app.graph import graph
-        from saejax.app.run_coders import with_model
+        from saejax.app.run_coders import coder_at, with_model
         from saejax.attribution.export import checked_slug
         from saejax.core.files import read_json
 
@@ -49,7 +49,8 @@ class Graph(Command, takes="words"):
             checked_slug(self.name)
         how = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         del how["model"], how["adapter"]
-        how["beside"] = list(dictionaries(self.beside.split(",")).values()) if self.beside else ()
+        others = dictionaries(self.beside.split(",")).values() if self.beside else ()
+        how["beside"] = [coder_at(place) for place in others]
         how["supernodes"] = read_json(self.supernodes) if self.supernodes else None
         saes, lm = with_model(list(dictionaries(places).values()), self.model, self.adapter)
         made = graph(saes, lm, prompt, **how)

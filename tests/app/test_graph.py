@@ -172,6 +172,23 @@ def test_a_cross_layer_transcoder_is_measured_beside_transcoders(tmp_path: Path)
         saejax.graph(clt, lm, "w1 w2 w3 w4 w5", beside=each[:2], **how)
 
 
+def test_the_command_measures_beside_what_it_names(made: Path, tmp_path: Path, capsys: Any) -> None:
+    for i, (read, write) in enumerate(zip(READS, WRITES, strict=True)):
+        coder = coder_of("transcoder", "topk", (read,), (write,), F, 128)
+        sites = sites_of(coder, (read,), (write,))
+        TrainedCoder(coder, random_params(coder), sites, Origin(model="demo")).save(tmp_path / f"mlp{i}")
+    how: dict[str, Any] = {"out": str(tmp_path), "effects": 0, "name": "one"}
+    beside = f"{tmp_path / 'mlp0'},{tmp_path / 'mlp1'}"
+    run_command("graph", [made / "clt", PROMPT], beside=beside, **how)
+    said = capsys.readouterr().out
+    assert re.search(r": skips \d+% of the influence, response error .*, paths of \d\.\d edges", said)
+    assert "one.faithful.json: by layer" in said
+    rows = json.loads((tmp_path / "one.faithful.json").read_text())["rows"]
+    assert len(rows) == 2 and rows[1]["skipped"] == 0
+    with pytest.raises(DataError):
+        run_command("graph", [made / "clt", PROMPT], beside=str(tmp_path / "nothing"), **how)
+
+
 def node_ids_of(local: LocalModel, graph: Graph) -> list[str]:
     """Ids of all that can be a source: all active features, errors and tokens."""
     whole = dataclasses.replace(
