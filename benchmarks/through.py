@@ -112,8 +112,8 @@ def table(rows: Sequence[Row]) -> str:
         of = {(row["kind"], row["seed"]): row for row in rows if row["config"] == config}
         extra = [name for name in next(iter(of.values())) if name.startswith(("auc_", *LETTERS))]
         names = ["fve", "kl", "ce_sae", "dead_fraction", *extra]
-        lines += [f"## {config}", "", f"| training | {' | '.join(names)} | CE gap closed | seconds |"]
-        lines += ["|" + "---|" * (len(names) + 3)]
+        lines += [f"## {config}", "", f"| training | {' | '.join(names)} | CE gap closed |"]
+        lines += ["|" + "---|" * (len(names) + 2)]
         for kind in KINDS:
             seeds = [seed for k, seed in of if k == kind]
             if not seeds:
@@ -121,7 +121,7 @@ def table(rows: Sequence[Row]) -> str:
             cells = [span([of[kind, seed].get(name) for seed in seeds]) for name in names]
             both = [seed for seed in seeds if ("none", seed) in of and kind not in ("first", "none")]
             cells += [span([closed(of[kind, s], of["none", s]) for s in both]) if both else "-"]
-            lines += [f"| {kind} | {' | '.join(cells)} | {span([of[kind, s]['seconds'] for s in seeds], 1)} |"]
+            lines += [f"| {kind} | {' | '.join(cells)} |"]
         lines += [""]
     return "\n".join(lines)
 

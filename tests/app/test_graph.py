@@ -15,6 +15,7 @@ from tiny.commands import run_command
 from tiny.graphs import VOCAB, made_up_feature
 
 import saejax
+from saejax.app import graph_heads
 from saejax.app.graph import ablations, mlps_of, slug_of
 from saejax.attribution import AttributionConfig, Graph, attribute
 from saejax.attribution.build import decided_by
@@ -121,7 +122,11 @@ def test_a_second_run_and_a_page_read_again_give_the_same_files(made: Path, tmp_
     assert {p: p.read_bytes() for p in before} == before
 
 
-def test_heads_say_what_edges_pass_and_why_heads_attend(made: Path, tmp_path: Path) -> None:
+def test_heads_say_what_edges_pass_and_why_heads_attend(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph_heads, "EDGES", 6)
+    monkeypatch.setattr(graph_heads, "SCORES", 2)
     run_command("graph", [made / "clt", PROMPT], out=str(tmp_path), effects=0, node_share=0.99, name="one", heads=True)
     content, heads = (json.loads((tmp_path / f"one{kind}.json").read_text()) for kind in ("", ".heads"))
     lm, sae, graph = load_lm("demo"), dictionary(), Graph.load(tmp_path / "one.npz")
