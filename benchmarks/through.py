@@ -127,11 +127,13 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def span(values: Sequence[float | None], digits: int = 4) -> str:
-    """Mean, least and largest; "-" where one was not measured."""
+    """Mean, least and largest, where there are several; "-" where one was not measured."""
     if None in values:
         return "-"
     known = [value for value in values if value is not None]
     low, mean, high = min(known), float(np.mean(known)), max(known)
+    if low == high:
+        return f"{mean:.{digits}f}"
     return f"{mean:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
