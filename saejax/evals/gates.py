@@ -318,12 +318,19 @@ def ends_well(gates: Iterable[Gate]) -> bool:
 
 def _largest_rise(rows: Sequence[dict[str, Any]]) -> float | str:
     """max over fifths of mean loss(i+1) / mean loss(i) - 1, without the first tenth of training."""
-    loss = [row["train/loss"] for row in rows if row.get("train/loss") is not None]
+    loss = [row["train/loss"] for row in rows if row.get("train/loss") is not None and not _has_second(row)]
+    if not loss and any(map(_has_second, rows)):
+        return "All steps have a second loss (train.through), for which the reconstruction may get worse."
     logged, loss = len(loss), loss[len(loss) // 10 :]
     if len(loss) < 10:
         return f"It needs 11 logged steps, and there are {logged}: lower train.log_every, or train longer."
     means = [float(np.mean(part)) for part in np.array_split(loss, 5)]
     return max(after / max(before, 1e-300) - 1 for before, after in itertools.pairwise(means))
+
+
+def _has_second(row: Mapping[str, Any]) -> bool:
+    """Logged with a second loss in the step."""
+    return any(value is not None for key, value in row.items() if key.startswith("train/through_"))
 
 
 def _r2_at(rows: Sequence[dict[str, Any]], step: int) -> float | str:

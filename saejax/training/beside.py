@@ -62,6 +62,8 @@ def added(
 ) -> tuple[Any, dict[str, jax.Array]]:
     """(gradients, metrics) of a step with the second loss, whose own metric is NaN before it begins.
 
+    The metric "loss" is the sum divided by 1 + weight, so that it does not jump where the second loss begins.
+
     Args:
         reconstruction: the metric that is R.
     """
@@ -76,7 +78,8 @@ def added(
     with jax.named_scope("loss/through"):
         value, more = jax.lax.cond(begun, there, not_yet) if beside.begins else there()
         scale = beside.weight * metrics[reconstruction] / jnp.maximum(value, _TINIEST)
-        loss = jnp.where(begun, scale * value, 0.0)
+        loss = metrics["loss"] + jnp.where(begun, scale * value, 0.0)
+        loss = loss / sparsity_factor(beside, state.step)
         scale = jnp.where(begun, scale, 0.0)
         grads = jax.tree.map(lambda a, b: a + scale * b, grads, more)
-    return grads, metrics | {"loss": metrics["loss"] + loss, beside.name: value}
+    return grads, metrics | {"loss": loss, beside.name: value}

@@ -700,6 +700,15 @@ def loss_rise(losses: Sequence[float | None]) -> float | None:
     return gates(rows=[{"step": i, "train/loss": loss} for i, loss in enumerate(losses)])["loss_falls"].value
 
 
+def test_a_second_loss_is_none_of_the_gate_s() -> None:
+    rows = [
+        {"step": i, "train/loss": 1.0 if i < 50 else 2.0, "train/through_kl": None if i < 50 else 0.1}
+        for i in range(100)
+    ]
+    assert gates(rows=rows)["loss_falls"].value == 0
+    assert "second loss" in (gates(rows=rows[50:])["loss_falls"].unmeasured or "")
+
+
 def test_the_largest_rise_between_fifths() -> None:
     # The first tenth (10 of 100) is left out; the fifths of the remaining 90 have 18 rows.
     losses = [99.0] * 10 + [4.0] * 18 + [2.0] * 18 + [2.5] * 18 + [1.0] * 18 + [1.1] * 18
