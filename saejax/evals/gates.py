@@ -4,6 +4,7 @@ They come from the reports this project grew from (RTX 6000 training analysis, c
 recovered is added. A warning stands beside the gates and decides nothing.
 """
 
+import collections
 import dataclasses
 import itertools
 import math
@@ -347,18 +348,18 @@ def _r2_at(rows: Sequence[dict[str, Any]], step: int) -> float | str:
 def _slowed(rows: Sequence[dict[str, Any]]) -> float | str:
     """Seconds between the logged steps / what they would be at the median pace - 1.
 
-    Steps between which something was validated have a median of their own.
+    Steps between which something was validated, and those with a second loss, have medians of their own.
     """
-    times = [(row["step"], row["time"]) for row in rows if "train/loss" in row and row.get("time") is not None]
+    logged = [row for row in rows if "train/loss" in row and row.get("time") is not None]
+    times = [(row["step"], row["time"], _has_second(row)) for row in logged]
     validated = np.array([row["step"] for row in rows if "val/r2" in row])
-    between: dict[bool, list[tuple[int, float]]] = {True: [], False: []}
-    for (before, start), (after, end) in itertools.pairwise(times):
-        between[bool(((validated > before) & (validated <= after)).any())].append((after - before, end - start))
+    between = collections.defaultdict[tuple[bool, bool], list[tuple[int, float]]](list)
+    for (before, start, _), (after, end, second) in itertools.pairwise(times):
+        kind = bool(((validated > before) & (validated <= after)).any()), second
+        between[kind].append((after - before, end - start))
     if len(times) < 11:
         return f"It needs 11 logged steps, and there are {len(times)}: lower train.log_every, or train longer."
-    seconds = sum(taken for kind in between.values() for _, taken in kind)
-    paces = {
-        kind: float(np.median([taken / steps for steps, taken in spans])) for kind, spans in between.items() if spans
-    }
+    seconds = sum(taken for spans in between.values() for _, taken in spans)
+    paces = {kind: float(np.median([taken / steps for steps, taken in spans])) for kind, spans in between.items()}
     usual = sum(paces[kind] * steps for kind, spans in between.items() for steps, _ in spans)
     return seconds / max(usual, 1e-9) - 1

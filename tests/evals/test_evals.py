@@ -709,6 +709,17 @@ def test_a_second_loss_is_none_of_the_gate_s() -> None:
     assert "second loss" in (gates(rows=rows[50:])["loss_falls"].unmeasured or "")
 
 
+def test_steps_with_a_second_loss_have_a_pace_of_their_own() -> None:
+    pace = [1.0] * 60 + [9.0] * 40
+    rows: list[dict[str, Any]] = [
+        {"step": i, "time": sum(pace[:i]), "train/loss": 1.0} | ({"train/through_kl": 0.1} if i > 60 else {})
+        for i in range(101)
+    ]
+    assert "runtime" not in {gate.name for gate in check_warnings(GateConfig(runtime=1e-6), rows)}
+    alike = [{key: row[key] for key in ("step", "time", "train/loss")} for row in rows]
+    assert "runtime" in {gate.name for gate in check_warnings(GateConfig(runtime=1e-6), alike)}
+
+
 def test_the_largest_rise_between_fifths() -> None:
     # The first tenth (10 of 100) is left out; the fifths of the remaining 90 have 18 rows.
     losses = [99.0] * 10 + [4.0] * 18 + [2.0] * 18 + [2.5] * 18 + [1.0] * 18 + [1.1] * 18
