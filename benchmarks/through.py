@@ -33,7 +33,7 @@ HERE = Path(__file__).parent
 LINES, TABLE = HERE / "through.jsonl", HERE / "through.md"
 KINDS = ("first", "none", "kl", "ce", "lora")
 KEPT = ("fve", "ce_clean", "ce_sae", "ce_zero", "kl", "l0", "dead_fraction")
-LETTERS = ("mean_absorption", "full_absorption")
+LETTERS = ("absorption_fraction", "full_absorption")
 
 _CONFIG = flags.DEFINE_string("config", "quickstart", "The experiment.")
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Trainings of each kind.")
