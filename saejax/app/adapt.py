@@ -13,15 +13,14 @@ from saejax.app import console
 from saejax.app.stages.evaluate import finished_run
 from saejax.app.workspace import Workspace
 from saejax.capture import Journal, store_identity
-from saejax.core.errors import ConfigError
-from saejax.core.files import read_json, write_json
+from saejax.core.errors import ConfigError, DataError
 from saejax.core.lease import lease
 from saejax.core.progress import Progress
 from saejax.evals.evaluate import evaluate
 from saejax.lm import LanguageModel
 from saejax.lm.adapter import Adapter
 from saejax.parallel import refuse_many
-from saejax.runs.made import digest
+from saejax.runs.made import digest, made
 from saejax.runs.provenance import record_provenance
 from saejax.through import TextBatches
 from saejax.through.adapt import Adaptation, Trainer, restore, save
@@ -30,19 +29,21 @@ RECORD, STATE, BLOCKS = "adapter.json", "state.safetensors", "blocks.jsonl"
 _SAVE_EVERY = 20
 
 
-def run_adapt(work: Workspace, how: Adaptation, folder: Path | None = None) -> dict[str, Any]:
+def run_adapt(work: Workspace, how: Adaptation, folder: Path | None = None, redo: bool = False) -> dict[str, Any]:
     """Train the changes, write them, and measure them on held-out text; what is done already is not done again.
 
     Args:
         folder: default adapter/ in the run.
+        redo: make it anew, also where the folder has an adapter of other settings.
 
     Returns:
-        The content of adapter.json: "made_of", "tokens", and the figures "ce_clean", "ce_sae", "kl" of the model as it
-        was, "ce_clean_adapted", "ce_sae_adapted", and "closed", the share of the excess of ce_sae that is gone.
+        The content of adapter.json: what it was made of, "tokens", "adapter_sha256", and the figures "ce_clean",
+        "ce_sae", "kl" and "fve" of the model as it was, "ce_clean_adapted", "ce_sae_adapted", and "closed", the share
+        of the excess of ce_sae that is gone.
 
     Raises:
         ConfigError: settings or a dictionary that no adapter can be trained for.
-        DataError: a run that is not finished, or damaged files.
+        DataError: a run that is not finished, an adapter of other settings or one that was changed, or damaged files.
     """
     e = work.experiment
     refuse_many(e.parallel, "saejax adapt")
@@ -54,26 +55,29 @@ def run_adapt(work: Workspace, how: Adaptation, folder: Path | None = None) -> d
         raise ConfigError("saejax adapt differentiates one model in JAX; set lm.backend=jax, and no lm.second.")
     trainer = Trainer(lm, sae.at(lm), how, e.capture.sinks)
     folder = folder or e.run.path / "adapter"
-    made_of: dict[str, Any] = {"sae": sae.fingerprint(), "lm": lm.identity, "text": dataclasses.asdict(e.text)}
-    made_of |= {"how": dataclasses.asdict(how), "eval_tokens": e.eval.tokens}
-    made_of = json.loads(json.dumps(made_of))
-    if (folder / RECORD).is_file() and (done := read_json(folder / RECORD)).get("made_of") == made_of:
-        console.say(f"adapt: {folder} is done already")
-        return dict(done)
-    made_from = work.verify_text_and_model()
-    folder.mkdir(parents=True, exist_ok=True)
-    with lease(folder):
-        tokens = _changes(work, trainer, folder, digest(json.dumps(made_of, sort_keys=True)))
-        record = {"made_of": made_of, "tokens": tokens} | _before_and_after(work, trainer, folder)
-        write_json(folder / RECORD, record)
-        record_provenance(e.run, made_from, console.say)
-        for name in (STATE, BLOCKS):
-            (folder / name).unlink(missing_ok=True)
+    parts: dict[str, Any] = {"sae": sae.fingerprint(), "lm": lm.identity, "text": dataclasses.asdict(e.text)}
+    parts |= {"settings": dataclasses.asdict(how), "eval": dataclasses.asdict(e.eval)}
+    of = json.loads(json.dumps(parts))
+
+    def make() -> dict[str, Any]:
+        made_from = work.verify_text_and_model()
+        folder.mkdir(parents=True, exist_ok=True)
+        with lease(folder):
+            found = _changes(work, trainer, folder, digest(json.dumps(of, sort_keys=True)))
+            found |= _before_and_after(work, trainer, folder)
+            record_provenance(e.run, made_from, console.say)
+            for name in (STATE, BLOCKS):
+                (folder / name).unlink(missing_ok=True)
+        return found
+
+    record = made(folder / RECORD, of, make, redo, "adapt", console.say)
+    if Adapter.read(folder).sha256 != record["adapter_sha256"]:
+        raise DataError(f"The adapter in {folder} is not the one that {RECORD} is about. Make it anew with --redo.")
     return record
 
 
-def _changes(work: Workspace, trainer: Trainer, folder: Path, of: str) -> int:
-    """Train from where it was, and write the adapter; returns the tokens of text that were read."""
+def _changes(work: Workspace, trainer: Trainer, folder: Path, of: str) -> dict[str, Any]:
+    """Train from where it was, and write the adapter; returns the tokens of text that were read, and its hash."""
     how, e = trainer.how, work.experiment
     state = restore(trainer.start(), folder / STATE, of) or trainer.start()
     begun = int(state["step"])
@@ -91,8 +95,9 @@ def _changes(work: Workspace, trainer: Trainer, folder: Path, of: str) -> int:
             progress.advance(per_step, **{how.kind: f"{float(value):.4f}"})
             if number % _SAVE_EVERY == 0 or number == how.steps:
                 save(state, folder / STATE, of)
-    trainer.adapter(state).write(folder, str(trainer.lm.identity["model"]))
-    return how.steps * per_step
+    adapter = trainer.adapter(state)
+    adapter.write(folder, str(trainer.lm.identity["model"]))
+    return {"tokens": how.steps * per_step, "adapter_sha256": adapter.sha256}
 
 
 def _before_and_after(work: Workspace, trainer: Trainer, folder: Path) -> dict[str, float]:

@@ -24,6 +24,7 @@ class Adapt(Command):
     steps: int = setting(200, "Steps of Adam.", low=2)
     rows: int = setting(8, "Rows of text of a step.", low=1)
     lr: float = setting(1e-3, "Largest learning rate.", above=0)
+    redo: bool = setting(False, "Make it anew, also where the folder has one of other settings.")
     out: str = setting("", "The folder; empty: adapter in the run.")
 
     def run(self, line: Line) -> None:
@@ -40,7 +41,7 @@ class Adapt(Command):
         work = line.workspace()
         seed = work.experiment.seed
         how = Adaptation(self.loss, self.rank, self.alpha, names, self.steps, self.rows, self.lr, seed)
-        found = run_adapt(work, how, Path(self.out) if self.out else None)
+        found = run_adapt(work, how, Path(self.out) if self.out else None, self.redo)
         say(
             f"cross-entropy: the model {found['ce_clean']:.4f}, with the dictionary {found['ce_sae']:.4f}, adapted "
             f"{found['ce_sae_adapted']:.4f}: {found['closed']:.1%} of the gap is closed"

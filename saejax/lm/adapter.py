@@ -3,14 +3,14 @@
     W' = W + s B A       A [r, in], B [out, r] of a matrix W [out, in]; s = alpha / r, or alpha / sqrt(r) (rslora)
 
 A matrix is a tensor of the checkpoint, by its module's name there: queries, keys and values that lie in one tensor have
-one A and one B. (Hu et al. 2021, arXiv:2106.09685; PEFT 0.17, adapter_config.json and adapter_model.safetensors)
+one A and one B. (Hu et al. 2021, arXiv:2106.09685; PEFT 0.21.2, adapter_config.json and adapter_model.safetensors)
 """
 
 import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import KeysView, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +27,19 @@ from saejax.lm.families import architecture
 from saejax.lm.layouts import Layout
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_LARGEST_CONFIG, _LARGEST_WEIGHTS = 1 << 20, 64 << 30
+_LARGEST_CONFIG = 1 << 20
 _IN_FRONT = "base_model.model."
 # Parameters with a matrix that an adapter can change, by what `projections` calls them.
 PROJECTIONS = {name: f"blocks.attn.W_{name}" for name in "QKVO"} | {
     name: f"blocks.mlp.W_{name}" for name in ("in", "gate", "out")
 }
-# Of PEFT's settings those that would make another function of it, with the value that they must have.
-_PLAIN_LORA: dict[str, Any] = {
-    "peft_type": "LORA",
-    "bias": "none",
-    "use_dora": False,
-    "rank_pattern": {},
-    "alpha_pattern": {},
-    "modules_to_save": None,
-    "lora_bias": False,
-    "trainable_token_indices": None,
-}
+# Of PEFT's settings those that would make another function of it: what they must be where they say anything.
+_PLAIN_LORA: dict[str, Any] = {"peft_type": "LORA", "bias": "none"} | dict.fromkeys(
+    (
+        *("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias", "trainable_token_indices"),
+        *("alora_invocation_tokens", "target_parameters", "use_qalora", "arrow_config", "layer_replication"),
+    )
+)
 # What damaged or foreign files raise on the way.
 _RAISED = (
     *(ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError),
@@ -79,7 +75,8 @@ class Adapter:
                 raise DataError(f"No adapter at {folder}: {name} is missing. Give a folder that PEFT has saved.")
         try:
             config = json.loads(read_bounded(folder / CONFIG, _LARGEST_CONFIG))
-            tensors = safetensors.numpy.load(read_bounded(folder / WEIGHTS, _LARGEST_WEIGHTS))
+            with safetensors.safe_open(folder / WEIGHTS, framework="numpy") as file:  # its other reader has no bfloat16
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dictionary
             for key, plain in _PLAIN_LORA.items():
                 if (value := config.get(key)) and value != plain:
                     raise DataError(f"{folder}: {key} is {value}, and saejax reads plain LoRA alone. Merge it by PEFT.")
@@ -98,7 +95,9 @@ class Adapter:
             tensors[f"{_IN_FRONT}{module}.lora_A.weight"] = np.ascontiguousarray(a, np.float32)
             tensors[f"{_IN_FRONT}{module}.lora_B.weight"] = np.ascontiguousarray(b, np.float32)
         write_bytes(Path(folder) / WEIGHTS, safetensors.numpy.save(tensors, metadata={"format": "pt"}))
-        config = _PLAIN_LORA | {
+        config = {
+            "peft_type": "LORA",
+            "bias": "none",
             "base_model_name_or_path": base,
             "task_type": "CAUSAL_LM",
             "inference_mode": True,
@@ -114,6 +113,7 @@ class Adapter:
 
     @property
     def sha256(self) -> str:
+        """Of all that decides the changes."""
         of_all = hashlib.sha256(repr((self.scale, self.transposed)).encode())
         for module in sorted(self.matrices):
             of_all.update(module.encode())
@@ -127,23 +127,15 @@ class Adapter:
         change: np.ndarray = self.scale * (b @ a)
         return change.T if self.transposed else change
 
-    def check_used(self, places: Mapping[str, Any], where: str) -> None:
-        """Raise ConfigError where a module is none of the model's."""
-        for module in self.matrices:
-            if not any(_same(module, name) for name in places):
-                raise ConfigError(
-                    f"lm.adapter changes {module}, which {where} has not: it is an adapter of another model, or of "
-                    "something that the JAX decoder has not."
-                )
-
 
 def _matrices(folder: Path, tensors: Mapping[str, np.ndarray], rank: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     sides: dict[str, dict[str, np.ndarray]] = {}
     for name, value in tensors.items():
         module, dot, side = name.removeprefix(_IN_FRONT).removesuffix(".weight").rpartition(".")
-        if not dot or side not in ("lora_A", "lora_B") or value.ndim != 2 or not np.isfinite(value).all():
+        numbers = value.astype(np.float32)
+        if not dot or side not in ("lora_A", "lora_B") or numbers.ndim != 2 or not np.isfinite(numbers).all():
             raise DataError(f"{folder}: the tensor {name!r} {list(value.shape)} is no side of a plain LoRA.")
-        sides.setdefault(module, {})[side] = value.astype(np.float32)
+        sides.setdefault(module, {})[side] = numbers
     for module, pair in sides.items():
         if len(pair) < 2 or pair["lora_A"].shape[0] != rank or pair["lora_B"].shape[1] != rank:
             raise DataError(f"{folder}: {module} has not both sides of rank {rank}.")
@@ -159,7 +151,11 @@ def _same(module: str, tensor: str) -> bool:
 
 
 class AdaptedTensors:
-    """The tensors of a checkpoint with an adapter's changes in them, as its other readers show them."""
+    """The tensors of a checkpoint with an adapter's changes in them, as its other readers show them.
+
+    Raises:
+        ConfigError: the adapter is of another model.
+    """
 
     def __init__(self, files: Any, adapter: Adapter, where: str) -> None:
         self._files, self._adapter = files, adapter
@@ -169,27 +165,25 @@ class AdaptedTensors:
             for name in files.names
             if name.endswith(".weight") and _same(module, name)
         }
-        adapter.check_used(self._modules, where)
+        if strangers := sorted(adapter.matrices.keys() - self._modules.values()):
+            raise ConfigError(
+                f"lm.adapter changes {strangers[0]}, which {where} has not: it is an adapter of another model, or of "
+                "something that the JAX decoder has not."
+            )
         for name, module in self._modules.items():
             a, b = adapter.matrices[module]
             shape = (a.shape[1], b.shape[0]) if adapter.transposed else (b.shape[0], a.shape[1])
             if (stored := files.header(name)[0]) != shape:
                 raise ConfigError(f"lm.adapter: {module} is {list(shape)} there, and {list(stored)} in {where}.")
 
-    @property
-    def names(self) -> KeysView[str]:
-        names: KeysView[str] = self._files.names
-        return names
-
-    def header(self, name: str) -> tuple[tuple[int, ...], str]:
-        header: tuple[tuple[int, ...], str] = self._files.header(name)
-        return header
-
-    def holds_floats(self, name: str) -> bool:
-        return bool(self._files.holds_floats(name))
+    def __getattr__(self, name: str) -> Any:
+        """Names, headers and types are the files' own."""
+        return getattr(self._files, name)
 
     def are_equal(self, first: str, second: str) -> bool:
-        return bool(self._files.are_equal(first, second))
+        """As the files; two of which one is changed are not, such as an unembedding beside its embedding."""
+        changed = {first, second} & self._modules.keys()
+        return not changed and bool(self._files.are_equal(first, second))
 
     def read(self, name: str) -> np.ndarray:
         value: np.ndarray = self._files.read(name)
@@ -251,7 +245,7 @@ class Adaptable:
         for (_, block, room, name), (module, layout, shape) in self.places.items():
             a, b = matrices[module]
             change = scale * (b @ a)
-            value = layout.read(change.T if self.transposed else change, shape)  # type: ignore[arg-type]
+            value = layout.read(change.T if self.transposed else change, shape)
             before = blocks[block][room][name]
             blocks[block][room][name] = (before.astype(jnp.float32) + value).astype(before.dtype)
         return params | {"blocks": blocks}

@@ -6,6 +6,7 @@ A table is {parameter's path: (tensor name, layout)}; `{}` in a name stands for 
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -18,10 +19,13 @@ class Layout:
 
     A tensor that holds several parameters has what `write` gives for each stacked along `axis`. Where one lies in
     many tensors, one for each number of its first axis, this is each of them; the tensors' name has a second `{}`.
+
+    Attributes:
+        read: of numpy's arrays, and under a trace of JAX's, as adapters are trained.
     """
 
     stored: Callable[[Shape], Shape]
-    read: Callable[[np.ndarray, Shape], np.ndarray]
+    read: Callable[[Any, Shape], Any]
     write: Callable[[np.ndarray, Shape], np.ndarray]
     axis: int | None = None
     many: bool = False

@@ -279,7 +279,8 @@ def load_lm(
     module = held_module(model)
     wanted = LMConfig("" if module is not None else _checked_name(model, "load_lm"), revision, dtype or "float32")
     centre = typed(bool, center_writing_weights, "center_writing_weights")
-    how = {"backend": backend, "device": device, "center_writing_weights": centre, "adapter": os.fspath(adapter)}
+    changes_at = as_place(adapter, "load_lm: adapter", "the folder of a LoRA adapter")
+    how = {"backend": backend, "device": device, "center_writing_weights": centre, "adapter": changes_at}
     wanted = dataclasses.replace(wanted, **how)
     if module is not None:
         return _load_module(model, module, tokenizer, wanted, dtype, mesh, typed(int, context_length, "context_length"))

@@ -21,7 +21,7 @@ import safetensors.numpy
 
 from saejax.capture import Sinks
 from saejax.core.errors import ConfigError, DataError
-from saejax.core.files import read_bounded, write_bytes
+from saejax.core.files import write_bytes
 from saejax.evals.evaluate import clean_run
 from saejax.evals.splice import spliced
 from saejax.lm import LanguageModel
@@ -29,7 +29,6 @@ from saejax.lm.adapter import PROJECTIONS, Adaptable, Adapter
 from saejax.through.loss import METRIC, reconstructions
 from saejax.trained import TrainedCoder
 
-_MOST_BYTES = 64 << 30
 _WARMUP = 0.05  # of the steps
 State = dict[str, Any]
 
@@ -147,13 +146,12 @@ def restore(like: State, path: Path, of: str) -> State | None:
     """
     if not path.is_file():
         return None
+    leaves, tree = jax.tree.flatten(like)
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             if (file.metadata() or {}).get("of") != of:
                 return None
-        tensors = safetensors.numpy.load(read_bounded(path, _MOST_BYTES))
-        leaves, tree = jax.tree.flatten(like)
-        found = [tensors[str(i)] for i in range(len(leaves))]
+            found = [file.get_tensor(str(i)) for i in range(len(leaves))]
         if [(a.shape, a.dtype) for a in found] != [(np.shape(b), b.dtype) for b in leaves]:
             raise ValueError("its arrays are of other shapes")
         state: State = jax.tree.unflatten(tree, list(map(jnp.asarray, found)))

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -31,11 +32,11 @@ def model(folder: Path, family: str) -> LanguageModel:
 def adapter_for(lm: LanguageModel, first: int = 1, projections: tuple[str, ...] = tuple(PROJECTIONS)) -> Adapter:
     adaptable = Adaptable.of(lm.config, lm.family, projections, first, 3)
     rng = np.random.default_rng(0)
-    pairs = {
-        module: tuple(rng.normal(0, 0.3, shape).astype(np.float32) for shape in sides)
-        for module, sides in adaptable.shapes.items()
-    }
-    return Adapter(2.0, pairs, adaptable.transposed)  # type: ignore[arg-type]
+    a, b = (
+        {module: rng.normal(0, 0.3, sides[i]).astype(np.float32) for module, sides in adaptable.shapes.items()}
+        for i in (0, 1)
+    )
+    return Adapter(2.0, {module: (a[module], b[module]) for module in a}, adaptable.transposed)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +79,41 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert "base_model.model.model.layers.2.self_attn.q_proj.lora_A.weight" in names and len(names) == 4
     config = json.loads((tmp_path / "a" / CONFIG).read_text())
     assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 3, 6.0)
+
+
+def test_an_adapter_in_bfloat16_is_read_as_its_numbers(tmp_path: Path) -> None:
+    """PEFT saves in the type of the model that it trained."""
+    adapter = adapter_for(model(tmp_path, "qwen3"), first=2, projections=("Q",))
+    adapter.write(tmp_path / "a", "base")
+    tensors = safetensors.numpy.load_file(tmp_path / "a" / WEIGHTS)
+    rounded = {name: value.astype(ml_dtypes.bfloat16) for name, value in tensors.items()}
+    (tmp_path / "a" / WEIGHTS).write_bytes(safetensors.numpy.save(rounded))
+    for module, sides in Adapter.read(tmp_path / "a").matrices.items():
+        for mine, theirs in zip(sides, adapter.matrices[module], strict=True):
+            assert mine.dtype == np.float32
+            np.testing.assert_array_equal(mine, theirs.astype(ml_dtypes.bfloat16).astype(np.float32))
+
+
+def test_a_changed_unembedding_is_tied_no_more(tmp_path: Path) -> None:
+    """The files hold an embedding and an equal unembedding; PEFT changes the second alone."""
+    config_json = {"model_type": "gpt2"} | FAMILIES["gpt2"]
+    params = random_params(config_json)
+    checkpoint.write(tmp_path, config_json, params | {"W_U": params["W_E"].T})
+    write_tokenizer(tmp_path, 39)
+    rng = np.random.default_rng(0)
+    sides = rng.normal(0, 0.3, (3, 16)).astype(np.float32), rng.normal(0, 0.3, (41, 3)).astype(np.float32)
+    Adapter(2.0, {"lm_head": sides}).write(tmp_path / "a", "base")
+    plain = saejax.load_lm(tmp_path, backend="jax")
+    changed = saejax.load_lm(tmp_path, backend="jax", adapter=tmp_path / "a")
+    assert plain.config.tied_embeddings and not changed.config.tied_embeddings
+    np.testing.assert_array_equal(changed.params["W_E"], plain.params["W_E"])
+    want = params["W_E"].T + 2.0 * (sides[1] @ sides[0]).T
+    np.testing.assert_allclose(changed.params["W_U"], want, rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_no_place_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="load_lm: adapter takes the folder of a LoRA adapter"):
+        saejax.load_lm("demo", backend="jax", adapter=3)  # type: ignore[call-overload]  # on purpose
 
 
 def test_a_new_adapter_changes_nothing(tmp_path: Path) -> None:

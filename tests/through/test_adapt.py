@@ -21,6 +21,7 @@ from saejax.app.experiment import Experiment
 from saejax.app.stages import run_capture, run_evaluate, run_train
 from saejax.app.workspace import Workspace
 from saejax.capture import Sinks
+from saejax.commands.adapt import Adapt
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm import LanguageModel
 from saejax.lm.adapter import WEIGHTS, Adapter
@@ -155,8 +156,10 @@ def test_the_command_says_what_it_brings_and_is_done_once(trained: Experiment, c
     excess = found["ce_sae"] - found["ce_clean"]
     assert found["closed"] == pytest.approx((found["ce_sae"] - found["ce_sae_adapted"]) / excess)
     before = (folder / WEIGHTS).stat().st_mtime_ns
-    assert run_adapt(Workspace(trained), HOW) == found and "is done already" in capsys.readouterr().out
+    assert run_adapt(Workspace(trained), HOW) == found and "already done" in capsys.readouterr().out
     assert (folder / WEIGHTS).stat().st_mtime_ns == before
+    with pytest.raises(DataError, match=r"settings\.rank: 2 -> 3.*--redo"):
+        run_adapt(Workspace(trained), dataclasses.replace(HOW, rank=3))
     assert Adapter.read(folder).scale == 2.0
     # The run was trained on the model without it.
     other = dataclasses.replace(trained, lm=dataclasses.replace(trained.lm, adapter=str(folder)))
@@ -180,6 +183,26 @@ def test_a_damaged_state_is_named_and_one_of_something_else_is_not_taken(tmp_pat
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(DataError, match="delete it, and the same command begins anew"):
         restore(trainer.start(), path, "this")
+
+
+def test_an_adapter_that_was_changed_is_not_taken_for_what_was_made(
+    trained: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapt, "_before_and_after", lambda *_: {"ce_sae": 0.0})
+    found = run_adapt(Workspace(trained), HOW, tmp_path)
+    adapter = Adapter.read(tmp_path)
+    dataclasses.replace(adapter, scale=1.0).write(tmp_path, "demo")
+    with pytest.raises(DataError, match=r"is not the one that adapter\.json is about"):
+        run_adapt(Workspace(trained), HOW, tmp_path)
+    assert run_adapt(Workspace(trained), HOW, tmp_path, redo=True) == found
+    assert Adapter.read(tmp_path).sha256 == adapter.sha256
+
+
+def test_the_command_s_defaults_are_those_of_the_training() -> None:
+    theirs = {field.name: field.default for field in dataclasses.fields(Adaptation) if field.name != "seed"}
+    mine = {field.name: field.default for field in dataclasses.fields(Adapt)}
+    assert theirs.pop("kind") == mine["loss"] and ",".join(theirs.pop("projections")) == mine["projections"]
+    assert theirs == {name: mine[name] for name in theirs}
 
 
 def test_the_command_refuses_what_is_no_projection(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def packed(lm: LanguageModel) -> PackedRows:
     return pack_all(lm)
 
 
-def loss_of(lm: LanguageModel, coder: Coder, sites: Sites, rows: int, mesh: Any = None, **train: Any) -> Through:
+def loss_of(lm: Any, coder: Coder, sites: Sites, rows: int, mesh: Any = None, **train: Any) -> Through:
     t = TrainConfig(**{"through": "kl", "through_rows": rows, "tokens": 4096, "batch_size": 64, **train})
     mesh = mesh or make_mesh(ONE)
     return Through.of(t, Sinks(), lm, lm.placed(mesh), lm.config.context_length, coder, sites, mesh)
@@ -327,9 +327,9 @@ def test_a_hook_point_after_which_nothing_follows_and_a_sweep_are_refused(captur
     coder, sites, _ = made("autoencoder")
     blind = Blind(lm)
     with pytest.raises(ConfigError, match=r"nothing that this model predicts depends on blocks\.0\.resid_post"):
-        loss_of(blind, coder, sites, 2)  # type: ignore[arg-type]
+        loss_of(blind, coder, sites, 2)
     with pytest.raises(ConfigError, match="PyTorch runs this one"):
-        loss_of(Blind(lm, pure=False), coder, sites, 2)  # type: ignore[arg-type]
+        loss_of(Blind(lm, pure=False), coder, sites, 2)
     e = second(captured, "swept")
     swept = dataclasses.replace(e, sweep=dataclasses.replace(e.sweep, ks=(4, 8)))
     with pytest.raises(ConfigError, match=r"train\.through=kl is for a training of one coder"):
@@ -370,10 +370,10 @@ def test_a_plan_says_what_it_takes(captured: Path) -> None:
     mesh = make_mesh(ONE)
     work = Workspace(e)
     coder = work.build()
-    whole = step_program(e, coder, work.sites, mesh, np.dtype(np.float32), work.beside).step
+    whole: Any = step_program(e, coder, work.sites, mesh, np.dtype(np.float32), work.beside).step
     outline = Outline.of(e)
     second_, alone = outline.through(mesh), outline.step(mesh)[1]
     assert second_ is not None
     predicted = second_.state + alone.state + max(second_.temporaries, alone.temporaries)
-    assert predicted == pytest.approx(step_bytes(whole.memory_analysis()), rel=0.25)  # type: ignore[attr-defined]
+    assert predicted == pytest.approx(step_bytes(whole.memory_analysis()), rel=0.25)
     assert Outline.of(replaced(e, "train", through="", **UNSET)).through(mesh) is None
