@@ -166,9 +166,15 @@ def graph(
         shown["faithful"] = faithfulness(lm, layers, made, config, beside, others)
         write_json(folder / f"{slug}.faithful.json", {"slug": slug} | shown["faithful"])
     page = write_pages(lm, made, folder, slug, shares, tables_of(lm, layers), **shown)
-    heads_shown, faithful_shown = shown.get("heads", {}), shown.get("faithful", {})
-    measured = shown.get("effects", []), mlps_of(lm, made)
-    return PromptGraph(made, page, *scores(made), *measured, heads_shown, faithful_shown)
+    return PromptGraph(
+        made,
+        page,
+        *scores(made),
+        effects=shown.get("effects", []),
+        mlps=mlps_of(lm, made),
+        heads=shown.get("heads", {}),
+        faithful=shown.get("faithful", {}),
+    )
 
 
 def ablations(lm: LanguageModel, saes: Sequence[TrainedCoder], graph: Graph, count: int) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The heads of a prompt's graph: which heads its edges pass, and why these heads attend, as JSON for page and file."""
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -38,20 +39,16 @@ def heads_json(
         DataError: as `Heads`.
     """
     local = LocalModel(lm, saes, graph.tokens, config, answers=graph.logits.tolist())
-    heads, places = Heads(local), _numbers_of(local, graph)
+    heads, places = Heads(local), local.numbers(graph)
     name = _namer(local, graph)
     edges, carried = [], defaultdict[tuple[int, int, int, int], float](float)
     chosen = _between_tokens(graph, kept)
     with Progress("heads", len(chosen), unit="edges") as bar:
-        for source, target, share in chosen:
-            weight = float(graph.weights[_row_of(graph, target), source])
+        for source, target, weight, share in chosen:
             parts = heads.passed(int(places[source]), int(places[target]), PARTS)
             for one in parts:
                 carried[one.block, one.head, one.query, one.key] += share * abs(one.weight / weight)
-            shown = [
-                {"block": p.block, "head": p.head, "query": p.query, "key": p.key, "weight": _short(p.weight)}
-                for p in parts
-            ]
+            shown = [dataclasses.asdict(part) | {"weight": _short(part.weight)} for part in parts]
             ends = {"source": name(int(places[source])), "target": name(int(places[target]))}
             edges.append(ends | {"weight": _short(weight), "parts": shown})
             bar.advance(1)
@@ -63,8 +60,8 @@ def heads_json(
     return {"edges": edges, "scores": scores}
 
 
-def _between_tokens(graph: Graph, kept: Pruned) -> list[tuple[int, int, float]]:
-    """(source, target, share of the influence) of the kept edges from one token to another that have most of it."""
+def _between_tokens(graph: Graph, kept: Pruned) -> list[tuple[int, int, float, float]]:
+    """(source, target, weight, share of the influence) of the kept edges between two tokens that have most of it."""
     position = _positions(graph)
     rows, sources = np.nonzero(kept.edges)
     targets = graph.targets[rows]
@@ -73,9 +70,10 @@ def _between_tokens(graph: Graph, kept: Pruned) -> list[tuple[int, int, float]]:
     ends_N = kept.influence.copy()
     ends_N[graph.parts["logits"]] += graph.probabilities
     sizes = np.abs(graph.weights).sum(1, dtype=np.float64)[rows]
-    shares = ends_N[targets] * np.abs(graph.weights[rows, sources]) / np.maximum(sizes, 1e-10)
+    weights = graph.weights[rows, sources]
+    shares = ends_N[targets] * np.abs(weights) / np.maximum(sizes, 1e-10)
     order = np.argsort(-shares, kind="stable")[:EDGES]
-    return [(int(sources[i]), int(targets[i]), float(shares[i])) for i in order]
+    return [(int(sources[i]), int(targets[i]), float(weights[i]), float(shares[i])) for i in order]
 
 
 def _positions(graph: Graph) -> np.ndarray:
@@ -83,19 +81,6 @@ def _positions(graph: Graph) -> np.ndarray:
     every = np.arange(len(graph.tokens))
     of_errors = np.tile(every, len(graph.hook_points))
     return np.r_[graph.features[:, 1], of_errors, every, np.full(len(graph.logits), every[-1])]
-
-
-def _row_of(graph: Graph, node: int) -> int:
-    return node if node < graph.n_features else node - (graph.n_nodes - len(graph.logits)) + graph.n_features
-
-
-def _numbers_of(local: LocalModel, graph: Graph) -> np.ndarray:
-    """`local`'s number of each node of the graph, [N]: there all active features come first."""
-    place = {tuple(feature): i for i, feature in enumerate(local.features.tolist())}
-    logit = {token: local.n_sources + i for i, token in enumerate(local.logits.tolist())}
-    rest = len(local.features) + np.arange(graph.n_errors + len(graph.tokens))
-    of_features = [place[tuple(feature)] for feature in graph.features.tolist()]
-    return np.r_[of_features, rest, [logit[token] for token in graph.logits.tolist()]].astype(np.int64)
 
 
 def _namer(local: LocalModel, graph: Graph) -> Callable[[int], str]:

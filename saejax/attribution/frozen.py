@@ -151,20 +151,29 @@ def linear(
     edits += [(f"{block}.resid_post", ending(block)) for block in sorted({_block_of(layer.read) for layer in layers})]
     edits += [(name, _with_derivative(value)) for name, value in frozen["inputs"].items()]
     edits += [(name, functools.partial(lambda value, _: value, value)) for name, value in frozen["scales"].items()]
-    together: dict[str, Edit] = {}
-    for name, edit in edits:
-        together[name] = functools.partial(_both, together[name], edit) if name in together else edit
+    last = f"blocks.{config.n_layer - 1}.resid_post"
+    tokens_S = jnp.zeros(delta_SM.shape[0], jnp.int32)  # their embeddings are a constant
+    with _exact(params):
+        _, seen = _forward(config, params, tokens_S, _held(config, frozen, gates), {last}, _merged(edits))
+    return sum(products.values(), read(len(layers), seen[last][0]))
+
+
+def _held(config: DecoderConfig, frozen: Frozen, gates: Sequence[jax.Array]) -> list[Attend]:
+    """Each block attends with the prompt's own pattern, times its gate where there are some."""
 
     def attending(i: int) -> Attend:
         held = config.layer_windows[i], frozen["queries"][i], frozen["keys"][i]
         return lambda _, __, v, tap: _attended(config, *held, v, gates[i] if gates else None)
 
-    attends = [attending(i) for i in range(config.n_layer)]
-    last = f"blocks.{config.n_layer - 1}.resid_post"
-    tokens_S = jnp.zeros(delta_SM.shape[0], jnp.int32)  # their embeddings are a constant
-    with _exact(params):
-        _, seen = _forward(config, params, tokens_S, attends, {last}, together)
-    return sum(products.values(), read(len(layers), seen[last][0]))
+    return [attending(i) for i in range(config.n_layer)]
+
+
+def _merged(edits: Sequence[tuple[str, Edit]]) -> dict[str, Edit]:
+    """One edit for each hook point: those that meet there, one after the other."""
+    together: dict[str, Edit] = {}
+    for name, edit in edits:
+        together[name] = functools.partial(_both, together[name], edit) if name in together else edit
+    return together
 
 
 def unembedding_at_residual(config: DecoderConfig, params: Params, ids_K: jax.Array, scale_1: jax.Array) -> jax.Array:

@@ -68,11 +68,6 @@ class HeadScore:
         return self.scale * self.query_ND @ self.key_ND.T
 
     @property
-    def by_query(self) -> np.ndarray:
-        """Sums of `pairs` over keys, [N + 1]."""
-        return self.scale * self.query_ND @ self.key_ND.sum(0)
-
-    @property
     def above_by_query(self) -> np.ndarray:
         """scale <q_s, k - mean k>, [N + 1]: why this key and not any; its sum is score - mean."""
         return self.scale * self.query_ND @ (self.key_ND.sum(0) - self.mean_key_D)

@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from saejax.attribution.frozen import Frozen, unembedding_at_residual, watch
+from saejax.attribution.graph import Graph
 from saejax.attribution.layers import Layer, layers_of
 from saejax.attribution.rows import listed, row_program, shardings
 from saejax.attribution.settings import AttributionConfig
@@ -126,6 +127,24 @@ class LocalModel:
         features = [layer.reshape(size, -1)[:, at] for layer, at in zip(effects["features"], self._at, strict=True)]
         errors, tokens = (effects[name][..., : self.n_tokens] for name in ("errors", "tokens"))
         return np.concatenate([*features, errors.reshape(size, -1), tokens], axis=1)
+
+    def numbers(self, graph: Graph) -> np.ndarray:
+        """The number here of each node of a graph of this prompt, int64 [N]: it may show fewer features than there are.
+
+        Raises:
+            DataError: a feature of the graph is not active here, or a logit is no node.
+        """
+        place = {tuple(feature): i for i, feature in enumerate(self.features.tolist())}
+        logit = {token: self.n_sources + i for i, token in enumerate(self.logits.tolist())}
+        try:
+            features = [place[tuple(feature)] for feature in graph.features.tolist()]
+            logits = [logit[token] for token in graph.logits.tolist()]
+        except KeyError as error:
+            raise DataError(
+                f"Feature (layer, token, latent) or logit {error} of the graph is not active in these dictionaries."
+            ) from None
+        rest = len(self.features) + np.arange(graph.n_errors + len(graph.tokens))
+        return np.r_[features, rest, logits].astype(np.int64)
 
     def source(self, node: int) -> dict[str, Any]:
         """All that a node writes: its position, what it adds to the embeddings [M], and where each layer writes [D]."""

@@ -119,14 +119,9 @@ def _own_writes(sae: TrainedCoder) -> TrainedCoder:
 
 def _targets(graph: Graph, local: LocalModel) -> tuple[np.ndarray, np.ndarray]:
     """(local's numbers, the graph's rows) of the graph's features that have influence, and of its logits."""
-    place = {tuple(feature): i for i, feature in enumerate(local.features.tolist())}
-    logit = {token: local.n_sources + i for i, token in enumerate(local.logits.tolist())}
     features = np.flatnonzero(influence(graph)[graph.parts["features"]])
-    wanted = [tuple(feature) for feature in graph.features[features].tolist()]
-    if gone := [feature for feature in wanted if feature not in place]:
-        raise DataError(f"Feature (layer, token, latent) {gone[0]} of the graph is not active in these dictionaries.")
-    numbers = [*(place[feature] for feature in wanted), *(logit[token] for token in graph.logits.tolist())]
-    return np.array(numbers, np.int64), np.r_[features, graph.n_features + np.arange(len(graph.logits))]
+    rows = np.r_[features, graph.n_features + np.arange(len(graph.logits))]
+    return local.numbers(graph)[graph.targets[rows]], rows
 
 
 def response_errors(

@@ -89,7 +89,9 @@ class TrainConfig(OptimSettings):
     through_rows: int = setting(
         16, "Rows of text of a step, of text.context_length tokens each: a multiple of the devices.", low=1
     )
-    through_parts: int = setting(1, "They are taken in so many parts, one after the other, to save memory.", low=1)
+    through_parts: int = setting(
+        1, "The rows are dealt into so many parts, one computed after the other. It saves memory.", low=1
+    )
     through_errors: bool = setting(
         False,
         "With ce: the error of the reconstruction is added to it as a constant, so that the model computes what it "

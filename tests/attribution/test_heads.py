@@ -96,7 +96,6 @@ def test_a_score_is_the_sum_over_pairs_and_a_node_s_part_is_what_it_adds(family:
         pairs = found.pairs
         assert pairs.shape == (local.n_sources + 1,) * 2
         np.testing.assert_allclose(pairs.sum(), found.score, rtol=1e-5, atol=1e-8)
-        np.testing.assert_allclose(pairs.sum(1), found.by_query, rtol=1e-6, atol=1e-9)
         np.testing.assert_allclose(pairs.sum(0), found.by_key, rtol=1e-6, atol=1e-9)
         resid = f"blocks.{block}.resid_pre"
         _, seen = lm.run(tokens[None], capture=[resid, f"blocks.{block}.attn_pattern"])
