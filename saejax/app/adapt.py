@@ -49,8 +49,7 @@ def run_adapt(work: Workspace, how: Adaptation, folder: Path | None = None, redo
     refuse_many(e.parallel, "saejax adapt")
     if e.lm.adapter:
         raise ConfigError("lm.adapter is set: adapt the model as it was, and name the adapter that comes out later.")
-    sae = finished_run(e)
-    lm = work.lm
+    sae, lm = finished_run(e), work.lm
     if not isinstance(lm, LanguageModel):
         raise ConfigError("saejax adapt differentiates one model in JAX; set lm.backend=jax, and no lm.second.")
     trainer = Trainer(lm, sae.at(lm), how, e.capture.sinks)
