@@ -31,6 +31,11 @@ from saejax.through.adapt import Adaptation
 
 HERE = Path(__file__).parent
 LINES, TABLE = HERE / "through.jsonl", HERE / "through.md"
+HEAD = """# Losses through the model
+
+`python -m benchmarks.through` (docs/through.md says what was asked and found): means over the seeds, in brackets the
+least and the largest. CE gap closed: against the training `none` of the same seed.
+"""
 KINDS = ("first", "none", "kl", "ce", "lora")
 KEPT = ("fve", "ce_clean", "ce_sae", "ce_zero", "kl", "l0", "dead_fraction")
 LETTERS = ("absorption_fraction", "full_absorption")
@@ -107,7 +112,7 @@ def closed(row: Row, control: Row) -> float:
 
 def table(rows: Sequence[Row]) -> str:
     """Per experiment: each kind's means over the seeds, and the difference to the control of the same seed."""
-    lines = [__doc__.partition("\n\n")[0], ""] if __doc__ else []
+    lines = [HEAD]
     for config in dict.fromkeys(row["config"] for row in rows):
         of = {(row["kind"], row["seed"]): row for row in rows if row["config"] == config}
         extra = [name for name in next(iter(of.values())) if name.startswith(("auc_", *LETTERS))]

@@ -310,6 +310,21 @@ def test_every_page_is_on_the_site() -> None:
         assert name in listed or name == "index", f"docs/index.md does not list {name}"
 
 
+def test_headings_of_every_page_of_the_site_begin_at_one_and_leave_none_out() -> None:
+    """Sphinx stops where a page begins at a second level; pages that programs write are pages of the site too."""
+    conf = runpy.run_path(str(ROOT / "docs" / "conf.py"))
+    pages = {page for pattern in conf["include_patterns"] for page in ROOT.glob(pattern.replace("**.md", "**/*.md"))}
+    left_out = {"docs/_build", *conf["exclude_patterns"]}
+    for page in sorted(pages):
+        if any(name_of(page).startswith(name) for name in left_out):
+            continue
+        prose = FENCE.sub("", page.read_text(encoding="utf-8"))
+        levels = [len(marks) for marks in re.findall(r"^(#+) ", prose, re.MULTILINE)]
+        steps = [0, *levels]
+        deeper = [(before, level) for before, level in zip(steps, levels, strict=False) if level > before + 1]
+        assert levels and not deeper, f"{name_of(page)}: headings go down by more than one level: {deeper}"
+
+
 def _toctrees() -> str:
     text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     trees = [m[2] for m in FENCE.finditer(text) if m[1].strip() == "{toctree}"]
