@@ -2,13 +2,16 @@
 
     saejax capture --config=quickstart
     python -m benchmarks.through --config=quickstart [--probes=first_letter,95_toxic_is]
+    saejax capture --config=coders:clt
+    python -m benchmarks.through --config=coders:clt --graphs=16
     saejax capture --config=smollm2                        # after `make real ARGS=--fetch`
     python -m benchmarks.through --config=smollm2
 
-Each seed trains a dictionary with the settings of the experiment. From it three trainings of --tokens activations go
-on, alike but for `train.through`: none, which is the control; kl; ce. lora leaves the first one as it is, and adapts
-the model to it in as many steps of as much text (`saejax adapt`). The held-out text judges all. A training is a
-line of through.jsonl beside this file; what is there already is not run again. Then through.md is made.
+Each seed trains a dictionary with the settings of the experiment. From it trainings of --tokens activations go on,
+alike but for `train.through`: none, which is the control; kl; ce; of a cross-layer transcoder in_turn, which is kl with
+`train.through_in_turn`. lora leaves the first one as it is, and adapts the model to it in as many steps of as much text
+(`saejax adapt`), where the dictionary writes one hook point. The held-out text judges all. A training is a line of
+through.jsonl beside this file; what is there already is not run again. Then through.md is made.
 """
 
 import json
@@ -23,8 +26,11 @@ from absl import app, flags
 import saejax
 from saejax.app.adapt import run_adapt
 from saejax.app.experiment import with_settings
+from saejax.app.graph_faithful import faithfulness
 from saejax.app.stages import run_evaluate, run_train
 from saejax.app.workspace import Workspace
+from saejax.attribution import AttributionConfig, attribute
+from saejax.attribution.layers import at_model
 from saejax.core.files import read_json
 from saejax.experiment import experiment
 from saejax.through.adapt import Adaptation
@@ -36,9 +42,12 @@ HEAD = """# Losses through the model
 `python -m benchmarks.through` (docs/through.md says what was asked and found): means over the seeds, in brackets the
 least and the largest. CE gap closed: against the training `none` of the same seed.
 """
-KINDS = ("first", "none", "kl", "ce", "lora")
-KEPT = ("fve", "ce_clean", "ce_sae", "ce_zero", "kl", "l0", "dead_fraction")
+KINDS = ("first", "none", "kl", "in_turn", "ce", "lora")
+KEPT = ("fve", "ce_clean", "ce_sae", "ce_zero", "kl", "ce_sae_in_turn", "kl_in_turn", "l0", "dead_fraction")
 LETTERS = ("absorption_fraction", "full_absorption")
+MORE = ("auc_", "graph_", *LETTERS)
+# Of graphs of prompts of so many tokens, means over the prompts: scores, edges on the way, what the dictionary skips.
+GRAPHED, PROMPT = ("replacement", "completeness", "path", "skipped", "error"), 16
 
 _CONFIG = flags.DEFINE_string("config", "quickstart", "The experiment.")
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Trainings of each kind.")
@@ -50,6 +59,7 @@ _LR = flags.DEFINE_float(
 _ROWS = flags.DEFINE_integer("rows", 16, "train.through_rows.")
 _PROBES = flags.DEFINE_string("probes", "", "Data sets of `saejax evaluate --probes`.")
 _WORDS = flags.DEFINE_integer("words", 1500, "Words of the vocabulary for first letters; 0: all.")
+_GRAPHS = flags.DEFINE_integer("graphs", 0, "Prompts of the held-out text whose attribution graphs are scored.")
 _EVAL = flags.DEFINE_integer("eval_tokens", 0, "Held-out tokens; 0: the experiment's.")
 _MINUTES = flags.DEFINE_float("minutes", 0, "Begin no training after so long; 0: no limit.")
 
@@ -58,7 +68,8 @@ Row = dict[str, Any]
 
 def finished(name: str, settings: dict[str, Any]) -> Workspace:
     """The run `name` of the experiment, trained and evaluated."""
-    e = with_settings(experiment(_CONFIG.value), settings | {"name": f"through-{_CONFIG.value}-{name}"})
+    run = f"through-{_CONFIG.value}-{name}".replace(":", "-")
+    e = with_settings(experiment(_CONFIG.value), settings | {"name": run})
     if not e.run.evaluation.exists():
         if run_train(Workspace(e)):
             raise SystemExit("stopped; the same command continues")
@@ -82,7 +93,9 @@ def measured(kind: str, seed: int) -> Row:
             "train.tokens": _TOKENS.value,
             "train.lr": _LR.value,
         }
-        settings |= {"train.through": kind, "train.through_rows": _ROWS.value} if kind != "none" else {}
+        if kind != "none":
+            settings |= {"train.through": kind.replace("in_turn", "kl"), "train.through_rows": _ROWS.value}
+            settings |= {"train.through_in_turn": True} if kind == "in_turn" else {}
         work = finished(f"{seed}-{kind}", settings)
     run = work.experiment.run
     metrics = read_json(run.evaluation)["metrics"]
@@ -94,7 +107,8 @@ def measured(kind: str, seed: int) -> Row:
         started = time.monotonic()
         row["ce_sae"] = run_adapt(work, how)["ce_sae_adapted"]
         return row | {"kl": None, "seconds": round(time.monotonic() - started, 1)}
-    return row | (probed(work) if _PROBES.value else {})
+    row |= probed(work) if _PROBES.value else {}
+    return row | (graphed(work) if _GRAPHS.value else {})
 
 
 def probed(work: Workspace) -> Row:
@@ -103,6 +117,18 @@ def probed(work: Workspace) -> Row:
     found = saejax.probes(sae, work.lm, _PROBES.value, words=_WORDS.value, ks=(1, 5, 16))
     row: Row = {f"auc_{k}": float(np.mean([one["k"][k]["auc"] for one in found.datasets.values()])) for k in found.ks}
     return row | {name: found.first_letter[name]["mean"] for name in LETTERS if name in found.first_letter}
+
+
+def graphed(work: Workspace) -> Row:
+    """Means of `GRAPHED` over the graphs of the first tokens of so many rows of held-out text."""
+    lm, config = work.lm, AttributionConfig()
+    saes = at_model(lm, [saejax.load(work.experiment.run.path)])
+    rows = next(iter(work.packer.batches("heldout", _GRAPHS.value)))
+    found = []
+    for tokens in np.asarray(rows.tokens)[:, :PROMPT]:
+        of = attribute(lm, saes, tokens.tolist(), config)
+        found.append(faithfulness(lm, saes, of, config)["rows"][0])
+    return {f"graph_{name}": float(np.mean([one[name] for one in found])) for name in GRAPHED}
 
 
 def closed(row: Row, control: Row) -> float:
@@ -115,7 +141,7 @@ def table(rows: Sequence[Row]) -> str:
     lines = [HEAD]
     for config in dict.fromkeys(row["config"] for row in rows):
         of = {(row["kind"], row["seed"]): row for row in rows if row["config"] == config}
-        extra = [name for name in next(iter(of.values())) if name.startswith(("auc_", *LETTERS))]
+        extra = [name for name in next(iter(of.values())) if name.startswith(MORE) or name.endswith("_in_turn")]
         names = ["fve", "kl", "ce_sae", "dead_fraction", *extra]
         lines += [f"## {config}", "", f"| training | {' | '.join(names)} | CE gap closed |"]
         lines += ["|" + "---|" * (len(names) + 2)]
@@ -148,6 +174,8 @@ def main(_: Sequence[str]) -> None:
     for seed in range(_SEEDS.value):
         for kind in KINDS:
             if any((row["config"], row["kind"], row["seed"]) == (_CONFIG.value, kind, seed) for row in rows):
+                continue
+            if kind == ("lora" if experiment(_CONFIG.value).writes else "in_turn"):
                 continue
             if _MINUTES.value and time.monotonic() - started > 60 * _MINUTES.value:
                 break

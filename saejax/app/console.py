@@ -96,6 +96,7 @@ def summary(result: Mapping[str, Any], stages: Mapping[str, Any], page: Path, li
         ("L0", f"{metrics['l0']:.1f} of {result['d_sae']:,} latents"),
         ("FVE", f"{metrics['fve']:.4f}"),
         ("loss recovered", "not measured" if recovered is None else f"{recovered:.4f}"),
+        *(("  in turn", f"{value:.4f}") for name, value in metrics.items() if name == "loss_recovered_in_turn"),
         ("dead features", f"{metrics['dead_fraction']:.2%}"),
         *((f"{name}", f"{stage['tokens_per_second']:,.0f} tokens/s") for name, stage in stages.items()),
         ("took", took),

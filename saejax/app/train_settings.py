@@ -100,6 +100,7 @@ class TrainSettings(TypedDict, total=False):
     through_rows: int
     through_parts: int
     through_errors: bool
+    through_in_turn: bool
     max_rows: int
     accumulate: int
     checkpoint_every: int

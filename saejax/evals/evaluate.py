@@ -18,6 +18,7 @@ from saejax.core.notebook import html_table
 from saejax.core.progress import Progress
 from saejax.core.settings import Settings, setting
 from saejax.evals.breakdown import ReadText
+from saejax.evals.in_turn import edits_in_turn, has_turns
 from saejax.evals.intervals import Documents
 from saejax.evals.reconstruction import (
     Reconstruction,
@@ -29,7 +30,7 @@ from saejax.evals.reconstruction import (
 )
 from saejax.evals.resampled import CoderSums, Slots, TextSums
 from saejax.evals.similarity import CoActivation, cosine_histogram, firing
-from saejax.evals.splice import Clean, splice_metrics, spliced, unspliced, zeroed
+from saejax.evals.splice import Clean, instead, splice_metrics, spliced, unspliced, zeroed
 from saejax.lm.forward import Model, compiled
 from saejax.text import PackedRows, Packer
 from saejax.trained import TrainedCoder
@@ -52,7 +53,8 @@ class EvalConfig(Settings, section="eval"):
     )
     batch_rows: int = setting(
         16,
-        "Packed rows in a forward pass (each runs the language model three times, five times where there are sinks).",
+        "Packed rows in a forward pass (each runs the language model three times, five times where there are sinks; "
+        "once or twice more for a dictionary whose groups of latents write several places).",
         low=1,
     )
 
@@ -198,7 +200,11 @@ def spliced_run(lm: Model, coder: Coder, sites: Sites) -> Callable[[Any, Any, Cl
         sides = [y_hat[:, i] for i in range(len(sites.writes))] if sites.stacked else [y_hat]
         rows = packed["tokens"].shape
         values = {name: side.reshape(*rows, -1) for name, side in zip(sites.writes, sides, strict=True)}
-        losses = spliced(lm, lm_params, sites, values, clean, packed)
+        losses = spliced(lm, lm_params, sites, instead(values), clean, packed)
+        if has_turns(coder, sites, lm):
+            edits = edits_in_turn(coder, params, sites, functools.partial(_of_blocks, coder.few_tokens))
+            in_turn = spliced(lm, lm_params, sites, edits, clean, packed)
+            losses |= {f"{name}_in_turn": value for name, value in in_turn.items()}
         error = (seen["y"] - y_hat).astype(jnp.float32).reshape(len(y_hat), -1)
         return sums, tokens, bits, losses, jnp.where(clean["keep"].reshape(-1, 1), error, 0)
 
@@ -315,6 +321,11 @@ def _in_blocks(function: Callable[..., tuple[Any, Any]], arrays: tuple[jax.Array
     rows, sums = jax.lax.map(lambda block: function(*block), blocks)
     joined = jax.tree.map(lambda row: row.reshape(-1, *row.shape[2:])[:n], rows)
     return joined, {name: joined_sums(of_blocks) for name, of_blocks in sums.items()}
+
+
+def _of_blocks(most: int, function: Callable[[jax.Array], jax.Array], x_BD: jax.Array) -> jax.Array:
+    y_BR, _ = _in_blocks(lambda block_BD: (function(block_BD), {}), (x_BD,), most)
+    return y_BR
 
 
 def _arrays(packed: PackedRows) -> dict[str, jax.Array]:

@@ -32,6 +32,7 @@ _AT_MOST = np.cumsum([math.exp(-1) / math.factorial(k) for k in range(17)])
 # Metrics with a better side. The others (l0, ce_clean, ...) say how a coder is, not how good it is.
 _BETTER = dict.fromkeys(("fve", "r2", "fve_centred_error", "loss_recovered"), "higher")
 _BETTER |= dict.fromkeys(("relative_error", "relative_norm_error", "mse", "ce_sae", "kl"), "lower")
+_BETTER |= {f"{name}_in_turn": _BETTER[name] for name in ("loss_recovered", "ce_sae", "kl")}
 _BETTER |= {name: metric.better for name, metric in TOKEN_METRICS.items() if metric.better}
 
 

@@ -10,6 +10,9 @@ spliced in at the hook point, and p_zero with zeros there:
 All that a coder writes is replaced at once, by reconstructions of the clean run's activations, at tokens that a capture
 stores. (SAEBench, core evaluation.) A token after which the clean run predicts NaN counts in none of the means. For two
 models the loss is the first's, so a coder that writes only in the second has only ce_clean.
+
+Where groups of latents write several places, ce_sae_in_turn, kl_in_turn and loss_recovered_in_turn are the same with
+each place rebuilt from what the replaced ones before it leave (`in_turn`).
 """
 
 from collections.abc import Callable, Mapping
@@ -61,7 +64,7 @@ def unspliced(
 
 def zeroed(lm: Model, sites: Sites, lm_params: Any, clean: Clean, packed: dict[str, jax.Array]) -> jax.Array:
     """-log p_zero(next token) [R, S - 1], with zeros in place of what is kept; 0 for other tokens. Pure."""
-    zeros = {name: jnp.zeros_like(clean["captured"][name]) for name in sites.writes}
+    zeros = dict.fromkeys(sites.writes, jnp.zeros_like)
     return _cross_entropy(_log_probabilities(lm, lm_params, sites, zeros, clean, packed), clean, packed)
 
 
@@ -69,34 +72,43 @@ def spliced(
     lm: Model,
     lm_params: Any,
     sites: Sites,
-    reconstructed: Mapping[str, jax.Array],
+    edits: Mapping[str, Edit],
     clean: Clean,
     packed: dict[str, jax.Array],
 ) -> dict[str, jax.Array]:
-    """Of each predicted token [R, S - 1], with {hook point written: [R, S, D]} all put in at once; {} without a loss.
+    """Of each predicted token [R, S - 1], with the edits in one forward pass; {} without a loss.
 
     Zeros for other tokens. Pure.
     """
-    if not lm.measures_loss(tuple(reconstructed)):
+    if not lm.measures_loss(sites.writes):
         return {}
-    log_p_RSV, log_q_RSV = clean["log_p"], _log_probabilities(lm, lm_params, sites, reconstructed, clean, packed)
+    log_p_RSV, log_q_RSV = clean["log_p"], _log_probabilities(lm, lm_params, sites, edits, clean, packed)
     return {
         "ce_sae": _cross_entropy(log_q_RSV, clean, packed),
         "kl": _of_predicted((jnp.exp(log_p_RSV) * (log_p_RSV - log_q_RSV)).sum(-1), clean),
     }
 
 
-def _log_probabilities(
-    lm: Model, lm_params: Any, sites: Sites, values: Mapping[str, jax.Array], clean: Clean, packed: dict[str, jax.Array]
-) -> jax.Array:
-    """log p [R, S - 1, V] with the values in place of what is kept."""
+def instead(values: Mapping[str, jax.Array]) -> dict[str, Edit]:
+    """Edits that put in {hook point: [R, S, D]}, whatever is there."""
 
-    def instead(value_RSD: jax.Array) -> Edit:
-        return lambda x: jnp.where(clean["keep"][:, :, None], value_RSD.astype(x.dtype), x)
+    def put(value_RSD: jax.Array) -> Edit:
+        return lambda x: value_RSD.astype(x.dtype)
+
+    return {name: put(value_RSD) for name, value_RSD in values.items()}
+
+
+def _log_probabilities(
+    lm: Model, lm_params: Any, sites: Sites, edits: Mapping[str, Edit], clean: Clean, packed: dict[str, jax.Array]
+) -> jax.Array:
+    """log p [R, S - 1, V] with the edits where tokens are kept."""
+
+    def where_kept(edit: Edit) -> Edit:
+        return lambda x: jnp.where(clean["keep"][:, :, None], edit(x), x)
 
     rows = (packed["tokens"], packed["positions"], packed["segments"])
-    edits = {name: instead(value_RSD) for name, value_RSD in values.items()}
-    logits_RSV, _ = lm.apply(lm_params, *rows, sites.hook_points, edits)
+    kept = {name: where_kept(edit) for name, edit in edits.items()}
+    logits_RSV, _ = lm.apply(lm_params, *rows, sites.hook_points, kept)
     return jax.nn.log_softmax(logits_RSV[:, :-1].astype(jnp.float32))
 
 
@@ -116,10 +128,14 @@ def splice_metrics(sums: Mapping[str, Any]) -> dict[str, Any]:
         return {name: sums[name] / n for name in ("ce_clean",) if name in sums}
     clean, sae, zero = (sums[name] / n for name in ("ce_clean", "ce_sae", "ce_zero"))
     apart = np.where(zero != clean, np.subtract(zero, clean), np.nan)
-    return {
+    metrics = {
         "ce_clean": clean,
         "ce_sae": sae,
         "ce_zero": zero,
         "loss_recovered": np.subtract(zero, sae) / apart,
         "kl": sums["kl"] / n,
     }
+    if "ce_sae_in_turn" in sums:
+        in_turn = {f"{name}_in_turn": sums[f"{name}_in_turn"] / n for name in ("ce_sae", "kl")}
+        metrics |= in_turn | {"loss_recovered_in_turn": np.subtract(zero, in_turn["ce_sae_in_turn"]) / apart}
+    return metrics

@@ -28,6 +28,7 @@ _COLUMNS: Columns = (
     ("loss recovered", "loss_recovered", ".4f"),
     ("95 %", "loss_recovered_interval", ""),
     ("loss recovered with sinks", "loss_recovered_with_sinks", ".4f"),
+    ("loss recovered in turn", "loss_recovered_in_turn", ".4f"),
     ("sinks", "sinks", ".2%"),
     ("CE", "ce_sae", ".4f"),
     ("KL", "kl", ".4f"),

@@ -117,6 +117,8 @@ def _tiles(run: RunFiles) -> list[dict[str, Any]]:
         if is_number(of_all := metrics.get(f"{name}_with_sinks")):
             written = f"{of_all:.2%}" if kinds[name] == "percent" else f"{of_all:.4g}"
             hint = f"{hint}; {written} with the sinks, {metrics['sinks']:.2%} of the tokens"
+        if is_number(in_turn := metrics.get(f"{name}_in_turn")):
+            hint = f"{hint}; {in_turn:.2%} with each place rebuilt behind the replaced ones"
         tiles.append({"label": label, "value": value, "kind": kinds[name], "of": of, "hint": hint, "source": source})
     return tiles
 

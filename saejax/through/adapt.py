@@ -23,7 +23,7 @@ from saejax.capture import Sinks
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import write_bytes
 from saejax.evals.evaluate import clean_run
-from saejax.evals.splice import spliced
+from saejax.evals.splice import instead, spliced
 from saejax.lm import LanguageModel
 from saejax.lm.adapter import PROJECTIONS, Adaptable, Adapter
 from saejax.through.loss import METRIC, reconstructions
@@ -98,7 +98,7 @@ class Trainer:
             sums, seen = clean(lm_params, packed)
             values = reconstructions(coder, params, sites, seen["captured"])
             adapted = adaptable.applied(lm_params, matrices, self.how.scale)
-            losses = spliced(lm, adapted, sites, values, seen, packed)
+            losses = spliced(lm, adapted, sites, instead(values), seen, packed)
             return losses[METRIC[self.how.kind]].sum() / jnp.maximum(sums["predicted"], 1)
 
         def step(state: State, packed: Any, lm_params: Any, params: Any) -> tuple[State, jax.Array]:

@@ -24,7 +24,8 @@ from saejax.capture import Sinks
 from saejax.coders import Coder, Sites
 from saejax.core.errors import ConfigError
 from saejax.evals.evaluate import clean_run
-from saejax.evals.splice import spliced
+from saejax.evals.in_turn import edits_in_turn, has_turns
+from saejax.evals.splice import instead, spliced
 from saejax.kernels.batch import DATA
 from saejax.lm.forward import Model
 from saejax.parallel import ParallelConfig
@@ -44,6 +45,7 @@ class Through:
         kind: kl or ce.
         parts: into which the rows are dealt, to take one after the other.
         errors: the error of the reconstruction stays, as a constant.
+        in_turn: each place is rebuilt from what the replaced ones before it leave (`evals.in_turn`).
         sinks: those of the capture; they are not replaced.
     """
 
@@ -55,6 +57,7 @@ class Through:
     begins: int
     parts: int
     errors: bool
+    in_turn: bool
     sinks: Sinks
     arrays: Mapping[str, tuple[tuple[int, ...], Any]]
     inputs: Any
@@ -91,6 +94,11 @@ class Through:
                 "so no loss sees the reconstruction. Choose a hook point before the last block's end, of a model that "
                 "predicts the next token."
             )
+        if t.through_in_turn and not has_turns(coder, sites, lm):
+            raise ConfigError(
+                "train.through_in_turn is for dictionaries whose latents write several places, each read at one of "
+                "them, as a cross-layer transcoder's. Set it to False."
+            )
         if t.through_rows % (devices * t.through_parts):
             raise ConfigError(
                 f"train.through_rows {t.through_rows} cannot be dealt to {devices} devices in {t.through_parts} parts: "
@@ -106,6 +114,7 @@ class Through:
             first_step(t),
             t.through_parts,
             t.through_errors,
+            t.through_in_turn,
             sinks,
             {TEXT + name: (shape, dtype) for name, dtype in ARRAYS.items()},
             lm_params,
@@ -140,8 +149,11 @@ class Through:
         if "centre" in params:  # a constant of the training
             params = params | {"centre": jax.lax.stop_gradient(params["centre"])}
         coder, params = self.coder.inference(params, stats)
-        values = reconstructions(coder, params, self.sites, clean["captured"], self.errors)
-        losses = spliced(self.lm, lm_params, self.sites, values, clean, packed)
+        if self.in_turn:
+            edits = edits_in_turn(coder, params, self.sites)
+        else:
+            edits = instead(reconstructions(coder, params, self.sites, clean["captured"], self.errors))
+        losses = spliced(self.lm, lm_params, self.sites, edits, clean, packed)
         return losses[METRIC[self.kind]].sum(), sums["predicted"]
 
 

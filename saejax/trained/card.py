@@ -11,6 +11,7 @@ _FIGURES = {
     "fve_with_sinks": "FVE, sinks counted",
     "loss_recovered": "loss recovered",
     "loss_recovered_with_sinks": "loss recovered, sinks replaced",
+    "loss_recovered_in_turn": "loss recovered, each place rebuilt behind the replaced ones",
     "ce_clean": "cross-entropy of the model, nats",
     "ce_sae": "cross-entropy with the reconstruction, nats",
     "kl": "KL divergence of the predictions, nats",

@@ -97,6 +97,11 @@ class TrainConfig(OptimSettings):
         "With ce: the error of the reconstruction is added to it as a constant, so that the model computes what it "
         "does by itself and the loss is about the directions alone.",
     )
+    through_in_turn: bool = setting(
+        False,
+        "A dictionary that writes several places: each is rebuilt from what the replaced ones before it leave, not "
+        "from what the model computes by itself.",
+    )
     max_rows: int = setting(
         0, "Use at most so many stored activations (a sample limit); 0 uses all.", low=0, high=math.inf, needs=("rows",)
     )
@@ -207,6 +212,11 @@ class TrainConfig(OptimSettings):
             raise ConfigError(
                 "train.through_errors with train.through=kl has no gradient: with its error the reconstruction is the "
                 "activation. Set train.through=ce, or train.through_errors=False."
+            )
+        if self.through_errors and self.through_in_turn:
+            raise ConfigError(
+                "train.through_errors keeps what the model computes by itself, train.through_in_turn what it does "
+                "with the reconstructions before. Set one of them."
             )
         if self.through_rows % self.through_parts:
             raise ConfigError(

@@ -24,6 +24,7 @@ from tiny.by_hand import (
     documents,
     expected,
     gram_by_hand,
+    in_turn_oracle,
     numpy_coder,
     oracle,
     pack_all,
@@ -276,7 +277,7 @@ def splice_sums(lm: LanguageModel, packed: PackedRows, sites: Sites, reconstruct
     rows = arrays(packed)
     sums, clean = splice.unspliced(lm, lm.params, sites, lambda seen: rows["keep"], rows)
     captured = clean["captured"]
-    losses = clean["losses"] | splice.spliced(lm, lm.params, sites, reconstruct(captured), clean, rows)
+    losses = clean["losses"] | splice.spliced(lm, lm.params, sites, splice.instead(reconstruct(captured)), clean, rows)
     return sums | {name: value.sum() for name, value in losses.items()}, captured
 
 
@@ -515,6 +516,7 @@ def test_eval_config_refuses(bad: dict[str, int]) -> None:
         ("crosscoder", "topk"),
         ("clt", "topk"),
         ("skip_clt", "relu"),
+        ("causal_crosscoder", "relu"),
         ("layernorm_autoencoder", "topk"),
     ],
 )
@@ -531,10 +533,14 @@ def test_evaluate_of_every_topology_equals_its_pieces_done_by_hand(
 
     x, y = (captured_at(lm, packed, side) for side in (reads, writes))
     f, y_hat = numpy_coder(topology, sparsity, params, x)
-    assert f.shape[1] == (80 if topology.endswith("clt") else 40)
+    in_turn = topology in ("clt", "skip_clt", "causal_crosscoder")
+    assert f.shape[1] == (80 if in_turn else 40)
     replaced = {name: y_hat[:, i].reshape(*packed.tokens.shape, -1) for i, name in enumerate(writes)}
     want = expected(packed, writes, f, y, y_hat) | splice_oracle(lm, packed, replaced)
     want["gram_rms"] = gram_by_hand([params[name] for name in coder.topology.decoders])
+    if in_turn:
+        want |= in_turn_oracle(lm, packed, topology, sparsity, params)
+        assert abs(want["kl_in_turn"] - want["kl"]) > 0.005
     assert got.metrics == pytest.approx(want, rel=1e-3)
     assert ("fve/blocks.1.mlp_out" in got.metrics) == topology.endswith("clt")
     assert got.density == density_histogram((f[packed.keep.ravel()] != 0).sum(0), got.tokens)
@@ -581,6 +587,8 @@ def test_a_coder_that_is_the_models_own_mlp_is_perfect(topology: str) -> None:
     explained = [value for name, value in got.metrics.items() if name.startswith("fve")]
     assert explained == pytest.approx([1.0] * len(explained), abs=1e-5)
     assert got.metrics["relative_error"] < 1e-8 and got.metrics["kl"] == pytest.approx(0, abs=1e-6)
+    if topology == "clt":
+        assert got.metrics["kl_in_turn"] == pytest.approx(0, abs=1e-6)
 
 
 # -------------------------------------------------------------------------------------------------------- gates

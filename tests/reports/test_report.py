@@ -241,6 +241,13 @@ def test_a_tile_s_hint_gives_the_figure_with_the_sinks(run: Path) -> None:
     assert hints["L0"] == "latents active per token, mean"
 
 
+def test_a_tile_s_hint_gives_the_loss_in_turn(run: Path) -> None:
+    metrics = EVALUATION["metrics"] | {"loss_recovered_in_turn": 0.91234}
+    (run / "eval.json").write_text(json.dumps(EVALUATION | {"metrics": metrics}))
+    hints = {tile["label"]: tile["hint"] for tile in summary_of(run)["tiles"]}
+    assert hints["Loss recovered"].endswith("; 91.23% with each place rebuilt behind the replaced ones")
+
+
 def test_what_an_evaluation_left_out_is_not_said_to_come(run: Path) -> None:
     (run / "eval.json").write_text(json.dumps(EVALUATION | {"metrics": {"r2": 0.9}}))
     tiles = {tile["label"]: tile for tile in summary_of(run)["tiles"]}

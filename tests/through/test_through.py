@@ -20,6 +20,7 @@ from tiny.by_hand import (
     captured_at,
     coder_of,
     documents,
+    in_turn_oracle,
     numpy_coder,
     pack_all,
     random_params,
@@ -37,6 +38,7 @@ from saejax.app.workspace import Workspace
 from saejax.capture import Journal, Sinks
 from saejax.coders import Coder, Sites
 from saejax.core.errors import ConfigError, DataError
+from saejax.evals.in_turn import has_turns
 from saejax.fit.resolve import step_program
 from saejax.lm import LanguageModel
 from saejax.parallel import ParallelConfig, make_mesh, on_mesh
@@ -106,6 +108,47 @@ def test_value_and_gradient_are_those_by_hand(lm: LanguageModel, packed: PackedR
             for s in (1, -1)
         ]
         assert float(sides[0] - sides[1]) / (2 * step) == pytest.approx(size, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "topology", ["clt", *(pytest.param(name, marks=pytest.mark.soak) for name in ("skip_clt", "causal_crosscoder"))]
+)
+def test_in_turn_its_value_and_gradient_are_those_by_hand(lm: LanguageModel, packed: PackedRows, topology: str) -> None:
+    """What the evaluation calls kl_in_turn; also in the training's own scales. Gradient: differences of the value."""
+    coder, sites, params = made(topology)
+    want = in_turn_oracle(lm, packed, topology, "relu", params)["kl_in_turn"]
+    stats = coder.init_stats()
+    for scales in ((1.0, 1.0), (0.5, 2.0)):
+        tied = sites.reads == sites.writes
+        scaled = dataclasses.replace(sites, read_scales=scales, write_scales=scales if tied else scales[::-1])
+        # The same dictionary in units of the scaled activations.
+        own = coder.topology.fold(
+            params, *((tuple(1 / s for s in of)) for of in (scaled.read_scales, scaled.write_scales))
+        )
+        loss = loss_of(lm, coder, scaled, len(packed.tokens), through_in_turn=True)
+        gradient = jax.jit(loss.gradient)
+        value, grads = gradient(own, stats, prefixed(packed), lm.params)
+        assert float(value) == pytest.approx(want, rel=1e-4)
+        size = float(np.sqrt(sum(float((g**2).sum()) for g in grads.values())))
+        sides = [
+            gradient({k: own[k] + s * 0.01 * grads[k] / size for k in own}, stats, prefixed(packed), lm.params)[0]
+            for s in (1, -1)
+        ]
+        assert float(sides[0] - sides[1]) / 0.02 == pytest.approx(size, rel=0.02)
+
+
+def test_in_turn_is_refused_where_nothing_comes_in_turn(lm: LanguageModel) -> None:
+    """One place alone, or places that the model has not computed when a group is read."""
+    for topology in ("transcoder", "crosscoder"):
+        coder, sites, _ = made(topology)
+        with pytest.raises(ConfigError, match="is for dictionaries whose latents write several"):
+            loss_of(lm, coder, sites, 8, through_in_turn=True)
+    coder, sites, _ = made("clt")
+    assert has_turns(coder, sites, lm)
+    late = dataclasses.replace(sites, reads=sites.reads[::-1], writes=sites.writes[::-1])
+    assert not has_turns(coder, late, lm)
+    with pytest.raises(ConfigError, match="Set one of them"):
+        TrainConfig(through="ce", through_errors=True, through_in_turn=True)
 
 
 def test_every_parameter_has_the_gradient_of_the_differences(lm: LanguageModel, packed: PackedRows) -> None:

@@ -109,11 +109,14 @@ def log_p(lm: LanguageModel, packed: PackedRows, replacements: Activations) -> n
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
 
-def splice_oracle(lm: LanguageModel, packed: PackedRows, y_hat: Activations) -> dict[str, float]:
+def splice_oracle(
+    lm: LanguageModel, packed: PackedRows, y_hat: Activations, made: Activations | None = None
+) -> dict[str, float]:
     """Three separate runs, then a loop over every pair of neighbouring tokens.
 
     A special token is not replaced, but may see tokens that were: at a later site it keeps what it has after the
     edits at the earlier ones. So the constant arrays are made one site after the other, in the order of the blocks.
+    `made`: such arrays, in place of those of y_hat.
     """
     keep = packed.keep[:, :, None]
 
@@ -126,7 +129,7 @@ def splice_oracle(lm: LanguageModel, packed: PackedRows, y_hat: Activations) -> 
         return log_p(lm, packed, done)
 
     clean = log_p(lm, packed, {})
-    sae = with_edits(y_hat)
+    sae = log_p(lm, packed, made) if made else with_edits(y_hat)
     zero = with_edits({name: np.zeros_like(value) for name, value in y_hat.items()})
     rows: list[tuple[float, float, float, float]] = []
     for r in range(len(packed.tokens)):
@@ -138,6 +141,23 @@ def splice_oracle(lm: LanguageModel, packed: PackedRows, y_hat: Activations) -> 
     ce_clean, ce_sae, ce_zero, kl = np.mean(rows, axis=0)
     recovered = (ce_zero - ce_sae) / (ce_zero - ce_clean)
     return {"ce_clean": ce_clean, "ce_sae": ce_sae, "ce_zero": ce_zero, "loss_recovered": recovered, "kl": kl}
+
+
+def in_turn_oracle(
+    lm: LanguageModel, packed: PackedRows, topology: str, sparsity: str, params: dict[str, np.ndarray]
+) -> dict[str, float]:
+    """One run a site: what is read there with the sites before it replaced, and what the coder makes of it."""
+    made: Activations = {}
+    reads, writes = SIDES[topology]
+    x = np.zeros((packed.tokens.size, len(reads), 16))
+    for m, (read, write) in enumerate(zip(reads, writes, strict=True)):
+        edits = {at: lambda _, value=value: jnp.asarray(value, jnp.float32) for at, value in made.items()}
+        _, seen = lm.run(packed.tokens, packed.positions, packed.segments, capture=[read, write], edits=edits)
+        x[:, m] = np.asarray(seen[read], np.float64).reshape(-1, 16)
+        y_hat = numpy_coder(topology, sparsity, params, x)[1][:, m].reshape(*packed.tokens.shape, 16)
+        made[write] = np.where(packed.keep[:, :, None], y_hat, np.asarray(seen[write]))
+    found = splice_oracle(lm, packed, made, made)
+    return {f"{name}_in_turn": found[name] for name in ("ce_sae", "loss_recovered", "kl")}
 
 
 MLPS_IN, MLPS_OUT = ("blocks.0.mlp_in", "blocks.1.mlp_in"), ("blocks.0.mlp_out", "blocks.1.mlp_out")
