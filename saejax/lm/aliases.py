@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from saejax.lm.points import HOOK_NAMES
+
 # The layer list is the longest list of modules whose own name is one of these.
 LISTS = ("layers", "h", "layer", "blocks", "block")
 # Children of a layer (hook_...: TransformerLens's). Attention's last product, or the norm after it where there is one.
@@ -124,7 +126,7 @@ def _of_layer(seen: Mapping[str, np.ndarray], tolerance: float) -> dict[str, str
         names["mlp_out"] = after[1]
     if "out" in seen:
         names["resid_post"] = "out"
-    return names
+    return {name: names[name] for name in HOOK_NAMES if name in names}
 
 
 def _there(places: Sequence[str], seen: Mapping[str, np.ndarray]) -> list[str]:

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny.attributed import dictionary
 from tiny.by_hand import documents, source
 from tiny.decoders import CONFIG, VOCAB, in_order, random_params, rows_of, write_tokenizer
+from tiny.families import random_model
 
 from saejax.coders import CoderConfig, build
 from saejax.coders.sites import Sites
@@ -97,6 +99,24 @@ def test_a_decoder_of_images_and_text_predicts_the_next_token(family: str, tmp_p
     metrics = evaluate(sae, lm, packer, EvalConfig(tokens=60, batch_rows=2)).metrics
     assert {"ce_clean", "ce_zero", "loss_recovered", "kl"} <= set(metrics)
     assert abs(metrics["ce_zero"] - metrics["ce_clean"]) > 1e-3 and metrics["kl"] > 1e-3
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "qwen3"])
+def test_a_cross_layer_transcoder_costs_the_same_in_both(family: str, tmp_path: Path) -> None:
+    """Also where its layers read one after the other, and where attention and MLP stand side by side (gpt_neox)."""
+    random_model(family).save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    reads, writes = (tuple(f"blocks.{i}.{name}" for i in range(2)) for name in ("mlp_in", "mlp_out"))
+    sae = dictionary("clt", reads, writes, width=24)
+    found = []
+    for backend in ("jax", "torch"):
+        lm = load_lm(str(tmp_path), backend=backend)
+        own = [name for name in lm.hook_points() if name in (*reads, *writes)]
+        assert own == [reads[0], writes[0], reads[1], writes[1]]
+        packer = Packer(source(documents(6)), lm.tokenizer, POSITIONS)
+        found.append(evaluate(sae, lm, packer, EvalConfig(tokens=100, batch_rows=2)).metrics)
+    assert found[1] == pytest.approx(found[0], rel=2e-3, abs=1e-5)
+    assert abs(found[0]["kl_in_turn"] - found[0]["kl"]) > 1e-3
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
