@@ -3,7 +3,8 @@
     XLA_FLAGS="--xla_force_host_platform_device_count=64 --xla_backend_optimization_level=0" python -m benchmarks.scale
 
 Every step is compiled for its mesh of virtual CPU devices and never run; shapes alone exist. Memory and bytes are
-counted in the compiled program, a loop as often as it runs, all that might run in a branch. Seconds are predicted from
+counted in the compiled program, a loop as often as it runs; what a branch sends stands by itself, for not every step
+takes it (AuxK where a latent is dead, ties of a selection). Seconds are predicted from
 an H100's data sheet by the planner's roofline, with machines of eight cards. Writes scale.md beside this file.
 """
 
@@ -66,6 +67,7 @@ class Row:
     mesh: tuple[int, int]
     work: Footprint
     sent: float
+    in_branches: float
     by_kind: dict[str, float]
     batch: int
     stored: int
@@ -94,11 +96,14 @@ def measured(case: Case, mesh_shape: tuple[int, int]) -> Row:
     mesh = make_mesh(ParallelConfig(mesh_shape), jax.devices()[: math.prod(mesh_shape)])
     coder = coder_of(case, e)
     program, work = step_program(e, coder, sides, mesh)
-    sent: dict[str, float] = {}
-    for one in collectives(program.step.as_text()):
-        sent[one.kind] = sent.get(one.kind, 0.0) + one.sent
+    found = collectives(program.step.as_text())
+    always: dict[str, float] = {}
+    for one in found:
+        if not one.branch:
+            always[one.kind] = always.get(one.kind, 0.0) + one.sent
+    branches = sum(one.sent for one in found if one.branch)
     stored = 2 * case.d_in * len({*sides[0], *sides[1]})
-    return Row(mesh_shape, work, sum(sent.values()), sent, batch, stored)
+    return Row(mesh_shape, work, sum(always.values()), branches, always, batch, stored)
 
 
 def coder_of(case: Case, e: Experiment) -> Coder:
@@ -107,14 +112,17 @@ def coder_of(case: Case, e: Experiment) -> Coder:
     return build(config, widths, e.train.steps, widths if case.layers else None)
 
 
+def gb(size: float) -> str:
+    return f"{size / 1e9:.2f}"
+
+
 def lines(case: Case) -> Iterator[str]:
     """The table of a case."""
     yield f"## {case.title}\n"
-    yield (
-        "| devices | data, latent | state, GB | temporaries, GB | fits 80 GB | sent a step, GB | most of it "
-        "| step, ms | of it links | tokens/s | store, GB/s a machine |"
-    )
-    yield "|" + "---|" * 11
+    heads = ["devices", "data, latent", "state, GB", "temporaries, GB", "fits 80 GB", "sent a step, GB", "most of it"]
+    heads += ["in branches, GB", "step, ms", "of it links", "tokens/s", "store, GB/s a machine"]
+    yield f"| {' | '.join(heads)} |"
+    yield "|" + "---|" * len(heads)
     for shape in case.meshes:
         row = measured(case, shape)
         whole, links = row.seconds()
@@ -122,12 +130,10 @@ def lines(case: Case) -> Iterator[str]:
         fits = "yes" if row.work.bytes < MEMORY * 80e9 else "no"
         rate = row.batch / whole
         store = rate * row.stored / max(1, row.devices // MACHINE) / 1e9
-        yield (
-            f"| {row.devices} | {shape[0]}, {shape[1]} | {row.work.state / 1e9:.2f} | {row.work.temporaries / 1e9:.2f} "
-            f"| {fits} | {row.sent / 1e9:.3f} | {most} | {1e3 * whole:.1f} | {links / whole:.0%} | {rate:,.0f} "
-            f"| {store:.2f} |"
-        )
-        print(row.devices, shape, f"{row.sent / 1e9:.3f} GB", flush=True)
+        cells = [str(row.devices), f"{shape[0]}, {shape[1]}", gb(row.work.state), gb(row.work.temporaries), fits]
+        cells += [gb(row.sent), most, gb(row.in_branches), f"{1e3 * whole:.1f}", f"{links / whole:.0%}"]
+        yield f"| {' | '.join([*cells, f'{rate:,.0f}', f'{store:.2f}'])} |"
+        print(row.devices, shape, f"{row.sent / 1e9:.3f} GB", row.by_kind, flush=True)
     yield ""
 
 
