@@ -18,6 +18,7 @@ from benchmarks import equality
 from benchmarks.equality import ALONE, LIMIT, Place, difference, same_l0
 from saejax.attribution.layers import at_model
 from saejax.coders import Coder, CoderConfig, build
+from saejax.coders.lista import JUMPRELU_RATE
 from saejax.core.errors import ConfigError, DataError
 from saejax.interop import FORMATS, saebench
 from saejax.kernels.sparse import entries
@@ -29,6 +30,8 @@ X = np.random.default_rng(0).normal(size=(40, D)).astype(np.float32)
 
 def coder_of(preset: str, steps: int, d_in: Any = D, **settings: Any) -> Coder:
     keys = {"d_sae": F, "k": K, "matmul_dtype": "float32", "lista_steps": steps, "lista_rate": RATE} | settings
+    if preset == "jumprelu":
+        keys["lista_rate"] = JUMPRELU_RATE
     if preset != "topk" or "topology" in settings:
         keys |= {"init": "uniform"}
     return build(CoderConfig(preset, **keys), d_in, steps=10)
@@ -56,7 +59,7 @@ def test_the_encoder_is_its_formula(preset: str, steps: int) -> None:
     u = x = X.astype(np.float64)
     for _ in range(steps):
         z = SELECTIONS[preset]((u - p["b_dec"]) @ p["W_enc"] + p["b_enc"], p)
-        u = u + RATE * (x - z @ p["W_dec"] - p["b_dec"])
+        u = u + coder.lista.rate * (x - z @ p["W_dec"] - p["b_dec"])
     z = SELECTIONS[preset]((u - p["b_dec"]) @ p["W_enc"] + p["b_enc"], p)
     np.testing.assert_allclose(coder.encode(params, X).dense(), z, rtol=1e-4, atol=1e-5)
     linear = dataclasses.replace(coder, lista=dataclasses.replace(coder.lista, steps=0))
@@ -91,7 +94,7 @@ def test_the_gradient_is_that_of_a_linear_encoder_of_u(preset: str) -> None:
     def first(sparsity: Any) -> jax.Array:
         pre = linear.topology.pre_activations(params, x)
         keep = functools.partial(entries, pre)
-        return x + RATE * (x - linear.decode(params, sparsity(pre, keep, params, step), x))
+        return x + coder.lista.rate * (x - linear.decode(params, sparsity(pre, keep, params, step), x))
 
     u = first(linear.sparsity)
     (loss, _), got = jax.value_and_grad(coder.loss, has_aux=True)(params, {"x": x, "y": x}, stats, step)
@@ -100,6 +103,14 @@ def test_the_gradient_is_that_of_a_linear_encoder_of_u(preset: str) -> None:
     for name, value in want.items():
         np.testing.assert_allclose(got[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
     assert np.abs(want["W_enc"]).max() > 0 and np.abs(u - x).max() > 0.1
+
+
+def test_a_rate_at_which_a_jumprelu_can_run_away_is_refused() -> None:
+    for preset in ("jumprelu", "jumprelu_tanh"):
+        with pytest.raises(ConfigError, match=r"Set coder\.lista_rate to 0\.1 or less"):
+            build(CoderConfig(preset, d_sae=F, lista_steps=1), D, steps=10)
+        assert build(CoderConfig(preset, d_sae=F, lista_steps=1, lista_rate=0.1), D, steps=10).lista.rate == 0.1
+        assert not build(CoderConfig(preset, d_sae=F), D, steps=10).lista.steps
 
 
 def test_encoding_is_differentiable_in_x() -> None:
