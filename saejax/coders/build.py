@@ -8,7 +8,7 @@ from saejax.coders.coder import Coder
 from saejax.coders.config import CoderConfig
 from saejax.coders.cross_layer import CrossLayerTranscoder
 from saejax.coders.initialisation import reconstructing_scale
-from saejax.coders.lista import JUMPRELU_RATE, Lista
+from saejax.coders.lista import Lista
 from saejax.coders.parts import SPARSITIES, TERMS
 from saejax.coders.ramp import At, Ramp
 from saejax.coders.sparsity.base import Sparsity
@@ -52,11 +52,6 @@ def build(
         raise ConfigError(
             f"coder.lista_steps is {c.lista_steps}: it is for coders with one group of latents that write what they "
             f"read, and a {c.topology} is none. Set it to 0."
-        )
-    if c.lista_steps and c.sparsity == "jumprelu" and c.lista_rate > JUMPRELU_RATE:
-        raise ConfigError(
-            f"coder.lista_rate {c.lista_rate:g} with jumprelu: no k bounds what its first look reconstructs, and the "
-            f"next one can run away from it (docs/coders.md). Set coder.lista_rate to {JUMPRELU_RATE} or less."
         )
     by_rule = c.init == "transpose" and sparsity.kept
     scale_by_rule = reconstructing_scale(len(reads) * reads[0], at.width, sparsity.kept) if by_rule else 1.0

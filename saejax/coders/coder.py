@@ -121,12 +121,16 @@ class Coder:
         take: Callable[[Params, jax.Array, jax.Array], Keep],
     ) -> tuple[jax.Array, tuple[Latents, ...]]:
         """(u [B, *in] of `lista`, which the encoder reads in place of x, the latents of the steps before the last)."""
+        if not self.lista.steps:
+            return x, ()
         into, earlier = x, []
+        nothing = x - self.topology.at_rest(params, x, len(x))
         for t in range(self.lista.steps):
             own = self.lista.at(t, params, sparsity.parameters())
             pre = self.topology.pre_activations(params, into)
             latents = sparsity(pre, take(params, into, pre), own, step)
-            into = into + self.lista.rate * (x - self.topology.decode(params, latents, x))
+            error = x - self.topology.decode(params, latents, x)
+            into = into + self.lista.share(error, nothing) * error
             earlier.append(latents)
         return into, tuple(earlier)
 

@@ -154,6 +154,11 @@ class Topology:
         """y_hat = f W_dec + b_dec, float32 [B, *out]; x matters to a skip connection and layer normalisation."""
         return self.decode_without_bias(params, latents, x) + params["b_dec"][None]
 
+    def at_rest(self, params: Params, x: jax.Array | None, n_tokens: int) -> jax.Array:
+        """decode of no latents, float32 [B, *out]: the bias, and what a skip connection adds."""
+        none = Latents(jnp.zeros((n_tokens, *self.latent_shape[:-1], 1)), None, 1)
+        return self.decode(self.restrict(params, slice(0, 1)), none, x)
+
     def decode_without_bias(self, params: Params, latents: Latents, x: jax.Array | None) -> jax.Array:
         """f W_dec, float32 [B, *out]: what latents of x add to y_hat."""
         (rows_FR,) = self.decoder_rows(params)

@@ -22,7 +22,6 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from saejax.coders import Latents
 from saejax.interventions.change import Change
 from saejax.lm.forward import Edit
 from saejax.trained import TrainedCoder
@@ -125,15 +124,13 @@ class Inside:
 
     def _at_rest(self, site: int, y_RSD: jax.Array) -> jax.Array:
         """Dec(0) at a site: the bias, and what a skip connection adds."""
-        topology, params = self.sae.coder.topology, dict(self.params)
-        first_latent = topology.restrict(params, slice(0, 1))
-        zeros = jnp.zeros((y_RSD.shape[0] * y_RSD.shape[1], *topology.latent_shape[:-1], 1))
+        topology = self.sae.coder.topology
         x: jax.Array | None = None
         if self._inputs:  # of the sites that the pass has come to
             some = next(iter(self._inputs.values()))
             inputs = [_flat_tokens(self._inputs.get(i, jnp.zeros_like(some))) for i in range(len(self.sae.sites.reads))]
             x = jnp.stack(inputs, axis=1) if topology.stacked else inputs[0]
-        rest_B = topology.decode(first_latent, Latents(zeros, None, 1), x)
+        rest_B = topology.at_rest(dict(self.params), x, y_RSD.shape[0] * y_RSD.shape[1])
         return (rest_B[:, site] if topology.stacked else rest_B).reshape(y_RSD.shape)
 
 

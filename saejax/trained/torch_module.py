@@ -50,7 +50,12 @@ def torch_module(described: Mapping[str, Any], kept: int, params: Mapping[str, A
             """[..., D] -> [..., F]"""
             into = x
             for select_step in selections:
-                into = into + lista["rate"] * (x - self.decode(select_step(self, self._products(into)), x))
+                error, nothing = x - self.decode(select_step(self, self._products(into)), x), x - self._at_rest(x)
+                size, largest = error.norm(dim=-1, keepdim=True), nothing.norm(dim=-1, keepdim=True)
+                into = (
+                    into
+                    + lista["rate"] * (largest / size.clamp(min=torch.finfo(size.dtype).tiny)).clamp(max=1.0) * error
+                )
             return select(self, self._products(into))
 
         def _products(self, x: Any) -> Any:
@@ -63,7 +68,13 @@ def torch_module(described: Mapping[str, Any], kept: int, params: Mapping[str, A
             """[..., F] -> [..., D]"""
             if x is None and (normalised or skips):
                 raise ValueError("This coder decodes with its input: give decode(latents, x).")
-            y = latents @ self.W_dec + self.b_dec
+            y = latents @ self.W_dec
+            if normalised:
+                y = self._moments(x)[1] * y
+            return y + self._at_rest(x)
+
+        def _at_rest(self, x: Any) -> Any:
+            y = self.b_dec
             if normalised:
                 mean, std = self._moments(x)
                 y = std * y + mean
