@@ -152,18 +152,18 @@ overlaps: so these are pessimistic. "Store" is what one machine must read for th
 # Read off the tables of 2026-11-28.
 REMARKS = """## What it says
 
-- One machine of eight: the latents split over all cards. Summing gradients over "data" costs eight to fifteen times the
-  bytes, and the state is eight times as large.
-- Several machines: latents split within each, "data" between them (8, 8). Half of a step or more is then the network's,
+- One machine of eight: the latents split over all cards. Summing gradients over "data" sends 12 to 16 times the bytes,
+  and a card's state is eight times as large.
+- Several machines: latents split within each, "data" between them (8, 8). 37 to 59 % of a step is then the network's,
   if nothing overlaps. With (1, 64) TopK gathers every card's candidates of every row.
-- A million latents of width 4,096 fit from eight cards on. Between machines the sums of gradients take most of the step;
-  splitting the latents over machines as well (2, 32) takes half of the time.
-- The store must give 0.1 to 4 GB/s a machine. One reader here reads 1.24 GB/s ([RESULTS](RESULTS.md)), so narrow
-  dictionaries on one machine of H100s would wait for one such reader; with `capture.into=training` there is none.
+- A million latents of width 4,096 fit from eight cards on. Between machines the sums of gradients take half of a step;
+  with the latents split over machines as well (2, 32) a step takes half as long.
+- The store must give 0.1 to 4 GB/s a machine. One reader here gave 1.24 GB/s ([RESULTS](RESULTS.md)), so narrow
+  dictionaries on one machine of H100s would wait for it; with `capture.into=training` there is none.
 - **A cross-layer transcoder of this size does not fit, and its temporaries grow with the whole batch**, not with a
-  device's share of it: each device keeps room for all kept pairs of the batch, and for the decoder rows of each. `saejax
-  plan` counts this and says that it does not fit; `train.accumulate` divides it. A kernel that takes the pairs in pieces
-  is not written.
+  device's share of it (8,192 rows a device in the first four lines): each device has room for all kept pairs of the
+  batch. `saejax plan` counts this and refuses; `train.accumulate` divides it. A kernel
+  that takes the pairs in pieces is not written.
 """
 
 
