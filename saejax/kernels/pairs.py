@@ -29,6 +29,8 @@ _PAIRS_IN_BLOCK = 2**16
 _PIECE, _TURN = 512, 128
 # Pairs of a row that a block waits for.
 _LONG = 32
+# Numbers of the sums of longer rows that are held at once, 64 MB.
+_HELD = 2**24
 # Up to so many multiplications (pairs x width) a CPU takes the references. The products of a step of TopK, one decoding
 # and three gradients, took 0.8 ms by blocks and 0.5 ms by the references at 2^16, 2.9 and 1.8 ms at 2^18, 4 and 4 ms at
 # 2^20, 24 and 220 ms at 2^23, and compiled in 4.0 and 0.5 s (2 cores, 2026-11-22). Tests of the blocks set it to 0.
@@ -128,14 +130,26 @@ def sums_on_cpu(
     # A row that is longer than _LONG goes on in rows of its own, E at most, and adds what they come to.
     more_R = jnp.maximum(-(-rows.sizes // _LONG) - 1, 0)
     stop_R = jnp.cumsum(more_R)
-    number_E = jnp.arange(n_pairs // _LONG, dtype=jnp.int32)
-    of_E = jnp.searchsorted(stop_R, number_E, side="right").astype(jnp.int32)  # R beyond the last
-    done_E = _LONG * (1 + number_E - _filled(stop_R - more_R, of_E))
-    size_E = jnp.clip(_filled(rows.sizes, of_E) - done_E, 0, _LONG)
-    start_E = _filled(rows.start, of_E) + done_E
-    long_ED = _in_blocks(weights_P, sources_P, start_E, size_E, table_ND)
+
+    def further(number_E: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """(the rows that these go on, R beyond the last; what they come to)."""
+        of_E = jnp.searchsorted(stop_R, number_E, side="right").astype(jnp.int32)
+        done_E = _LONG * (1 + number_E - _filled(stop_R - more_R, of_E))
+        size_E = jnp.clip(_filled(rows.sizes, of_E) - done_E, 0, _LONG)
+        return of_E, _in_blocks(weights_P, sources_P, _filled(rows.start, of_E) + done_E, size_E, table_ND)
+
+    most, held = n_pairs // _LONG, max(1, _HELD // table_ND.shape[1])
     sizes_R = jnp.minimum(rows.sizes, _LONG)
-    return _in_blocks(weights_P, sources_P, rows.start, sizes_R, table_ND, (long_ED, stop_R - more_R, more_R))
+    if most <= held:
+        _, long_ED = further(jnp.arange(most, dtype=jnp.int32))
+        return _in_blocks(weights_P, sources_P, rows.start, sizes_R, table_ND, (long_ED, stop_R - more_R, more_R))
+
+    def add(i: jax.Array, out_RD: jax.Array) -> jax.Array:
+        of_E, long_ED = further(i * held + jnp.arange(held, dtype=jnp.int32))
+        return out_RD.at[of_E].add(long_ED, mode="drop")
+
+    out_RD = _in_blocks(weights_P, sources_P, rows.start, sizes_R, table_ND)
+    return jax.lax.fori_loop(0, -(-stop_R[-1] // held), add, out_RD)
 
 
 def _in_blocks(

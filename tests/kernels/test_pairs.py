@@ -37,13 +37,15 @@ def _list(n_rows: int, n_latents: int, n_pairs: int, skew: float) -> dict[str, A
 
 # Ragged sizes, some of them long; all pairs on one latent, which is many times as long as a part; one pair; rows
 # without any.
+@pytest.mark.parametrize("held", [2**24, 24])
 @pytest.mark.parametrize(
     ("n_rows", "n_latents", "D", "n_pairs", "skew"),
     [(16, 32, 8, 50, 1.0), (100, 300, 24, 900, 3.0), (7, 5, 3, 700, 40.0), (9, 4, 1, 1, 1.0), (2000, 64, 16, 90, 1.0)],
 )
 def test_sums_of_rows_and_products_are_those_of_the_references(
-    n_rows: int, n_latents: int, D: int, n_pairs: int, skew: float
+    n_rows: int, n_latents: int, D: int, n_pairs: int, skew: float, held: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pairs, "_HELD", held)  # what long rows come to, all at once and in pieces
     a, rng = _list(n_rows, n_latents, n_pairs, skew), np.random.default_rng(1)
     W, g = (rng.normal(size=(n, D)).astype(np.float32) for n in (n_latents, n_rows))
     rows, latents, values = a["rows"], a["latents"], a["values"]
@@ -68,6 +70,19 @@ def test_sums_of_rows_and_products_are_those_of_the_references(
     wanted = (of_rows, of_rows, of_latents, products, products)
     for i, (one, want) in enumerate(zip((*got[:3], *(p[there] for p in got[3:])), wanted, strict=True)):
         np.testing.assert_allclose(one, want, rtol=0, atol=1e-6 * max(1.0, float(np.abs(want).max())), err_msg=str(i))
+
+
+def test_sums_of_a_long_list_take_no_memory_of_its_length_times_the_width() -> None:
+    """Nothing is run. The sums of one group, from the list of all: 8.9 GB before long rows went in pieces."""
+    n_pairs, n_rows, D = 2**24, 2**13, 4096
+    shapes = [jax.ShapeDtypeStruct((n_pairs,), kind) for kind in (jnp.float32, jnp.int32, jnp.int32)]
+
+    def sums(values: Any, rows: Any, latents: Any, W: Any) -> Any:
+        return pairs.weighted_sums(values, latents, pairs.ordered(rows, n_rows, D), W)
+
+    compiled = jax.jit(sums).lower(*shapes, jax.ShapeDtypeStruct((n_rows, D), jnp.float32)).compile()
+    of_list, out = 4 * n_pairs, 4 * n_rows * D
+    assert compiled.memory_analysis().temp_size_in_bytes < 12 * of_list + 4 * out + 2**30
 
 
 @pytest.mark.parametrize("listed_pairs", [False, True])
