@@ -4,7 +4,7 @@
 
 x'_l is what layer l reads in that very forward pass. `splice` puts in reconstructions of what the model computes by
 itself; here errors of early layers reach the latents of later ones, as they do in a model that runs on the dictionary.
-(Dunefsky et al. 2024, arXiv:2406.11944; Ameisen et al. 2025, "Circuit Tracing")
+(The replacement model of Ameisen et al. 2025, "Circuit Tracing", without error terms)
 """
 
 import dataclasses

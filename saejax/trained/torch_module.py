@@ -50,12 +50,10 @@ def torch_module(described: Mapping[str, Any], kept: int, params: Mapping[str, A
             """[..., D] -> [..., F]"""
             into = x
             for select_step in selections:
-                error, nothing = x - self.decode(select_step(self, self._products(into)), x), x - self._at_rest(x)
-                size, largest = error.norm(dim=-1, keepdim=True), nothing.norm(dim=-1, keepdim=True)
-                into = (
-                    into
-                    + lista["rate"] * (largest / size.clamp(min=torch.finfo(size.dtype).tiny)).clamp(max=1.0) * error
-                )
+                error = x - self.decode(select_step(self, self._products(into)), x)
+                size, nothing = (a.norm(dim=-1, keepdim=True) for a in (error, x - self._at_rest(x)))
+                share = (nothing / size.clamp(min=torch.finfo(size.dtype).tiny)).clamp(max=1.0)
+                into = into + lista["rate"] * share * error
             return select(self, self._products(into))
 
         def _products(self, x: Any) -> Any:
