@@ -160,10 +160,10 @@ REMARKS = """## What it says
   with the latents split over machines as well (2, 32) a step takes half as long.
 - The store must give 0.1 to 4 GB/s a machine. One reader here gave 1.24 GB/s ([RESULTS](RESULTS.md)), so narrow
   dictionaries on one machine of H100s would wait for it; with `capture.into=training` there is none.
-- **A cross-layer transcoder of this size does not fit, and its temporaries grow with the whole batch**, not with a
-  device's share of it (8,192 rows a device in the first four lines): each device has room for all kept pairs of the
-  batch. `saejax plan` counts this and refuses; `train.accumulate` divides it. A kernel
-  that takes the pairs in pieces is not written.
+- A cross-layer transcoder of this size does not fit in the schedule for a CPU, whose sums over kept pairs differ from a
+  GPU's: each device has room for all pairs of the batch. `train.accumulate` computes a batch in parts. Before sums of
+  long rows went in pieces (2026-11-28) it was 742 GB on eight devices, and nearly doubled with the batch; this page
+  found that. The other tables are of that day as well, before that change.
 """
 
 
