@@ -23,10 +23,15 @@ from saejax.lm.forward import Edit, Model
 Apply = Callable[[Callable[[jax.Array], jax.Array], jax.Array], jax.Array]
 
 
+def several_groups(coder: Coder) -> bool:
+    """True for what may have turns, whatever the hook points are: several groups of latents."""
+    shape = coder.topology.latent_shape
+    return len(shape) > 1 and shape[0] > 1
+
+
 def has_turns(coder: Coder, sites: Sites, lm: Model) -> bool:
     """Tell whether groups of latents read one place each, all before the model has computed what they write."""
-    shape = coder.topology.latent_shape
-    if len(shape) < 2 or shape[0] == 1:
+    if not several_groups(coder):
         return False
     order = {name: i for i, name in enumerate(lm.hook_points())}
     return all(order[read] <= order[write] for i, read in enumerate(sites.reads) for write in sites.writes[i:])

@@ -9,6 +9,7 @@ import math
 import jax.numpy as jnp
 
 from saejax.coders import Coder
+from saejax.evals.in_turn import several_groups
 from saejax.kernels.batch import DATA
 from saejax.lm.conventions import DecoderConfig
 from saejax.lm.shape import ModelShape
@@ -114,7 +115,8 @@ def batches(tokens: float, of: int, share: float = _STORED_SHARE) -> int:
 def evaluation(shape: ModelShape, coder: Coder, rows: tuple[int, int], dtype: str, sinks: bool = False) -> Footprint:
     """One batch of an evaluation, `rows` = (rows, tokens of each). Its amounts are operations, and logits and latents.
 
-    The model runs as it is, with zeros and with reconstructions; the last two once more where the batch has `sinks`.
+    The model runs as it is, with zeros and with reconstructions, of several groups of latents also in turn; all but the
+    first once more where the batch has `sinks`.
     It is not compiled: for a CPU XLA turns every bfloat16 weight into float32 first, which no other device does.
     """
     tokens, held = rows[0] * rows[1], shape.n_parameters * jnp.dtype(dtype).itemsize
@@ -123,8 +125,9 @@ def evaluation(shape: ModelShape, coder: Coder, rows: tuple[int, int], dtype: st
     logits, dense = 4.0 * tokens * shape.vocab_size, 4.0 * tokens * latents
     # The clean run's logits are there all the time; with them the latents, and when these are gone two more logits.
     between = max(_LOGITS * logits, logits + _block_bytes(coder, tokens)) + tokens * 2 * sites
-    encoded = 2 if sinks else 1
-    n_passes = 1 + 2 * encoded
+    zeroed = 2 if sinks else 1
+    encoded = zeroed * (2 if several_groups(coder) else 1)
+    n_passes = 1 + zeroed + encoded
     operations = n_passes * rows[0] * shape.operations(rows[1]) + encoded * 2.0 * tokens * coder_bytes / 4
     moved = n_passes * held + 8 * logits * n_passes / 3 + 8 * dense * encoded
     amounts = operations, tokens * (shape.vocab_size * n_passes / 3 + latents * encoded)

@@ -90,7 +90,7 @@ class TrainConfig(OptimSettings):
         16, "Rows of text of a step, of text.context_length tokens each: a multiple of the devices.", low=1
     )
     through_parts: int = setting(
-        1, "The rows are dealt into so many parts, one computed after the other. It saves memory.", low=1
+        1, "The rows are dealt into so many parts, which are computed one after the other. This saves memory.", low=1
     )
     through_errors: bool = setting(
         False,

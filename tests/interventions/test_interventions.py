@@ -12,6 +12,7 @@ from tiny.intervened import LM, OTHERS, TOKENS, F, R, S, dictionary, inside, ins
 
 from saejax.coders import TOPOLOGIES
 from saejax.core.errors import ConfigError, DataError
+from saejax.evals.in_turn import edits_in_turn
 from saejax.interventions import (
     Change,
     Interventions,
@@ -262,6 +263,18 @@ def test_every_sparsity_can_be_mapped(sparsity: str) -> None:
     got = made.many(TOKENS, changes, lambda logits: logits[:, -1], errors="none")
     want = [made.run(TOKENS, change, errors="none").logits[:, -1] for change in changes]
     np.testing.assert_allclose(got, np.stack(want), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("topology", "sparsity"), [("clt", "topk"), ("skip_clt", "relu"), ("causal_crosscoder", "jumprelu")]
+)
+def test_without_errors_the_pass_is_that_of_the_evaluation_in_turn(topology: str, sparsity: str) -> None:
+    """Two doors to one thing: latents that may be changed on the way, and the evaluation, which holds none of them."""
+    sae = dictionary(topology, sparsity)
+    want = Interventions(LM, {"sae": sae}).run(TOKENS, errors="none").logits
+    got, _ = LM.run(TOKENS, edits=edits_in_turn(sae.coder, dict(sae.params), sae.sites))
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    assert np.abs(np.asarray(got) - np.asarray(LM.run(TOKENS)[0])).max() > 0.1
 
 
 def test_a_mesh_with_latents_spread_out(one: Interventions) -> None:

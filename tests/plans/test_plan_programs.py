@@ -10,7 +10,7 @@ import pytest
 
 from saejax.app.experiment import Experiment, default_config, experiment
 from saejax.capture import ALL_TOKENS
-from saejax.coders import Sites
+from saejax.coders import CoderConfig, Sites, build
 from saejax.core.errors import ConfigError
 from saejax.evals.evaluate import clean_run, spliced_run
 from saejax.lm import load_lm
@@ -114,6 +114,11 @@ def test_an_evaluation_s_passes_are_counted_as_it_runs_them() -> None:
     assert three.bytes == five.bytes
     # Of two batches of three passes and a coding, less one of five passes and two codings, one pass is left.
     assert 2 * three.flops - five.flops == pytest.approx(2 * shape.operations(128))
+    grouped = build(CoderConfig("clt", d_sae=512, k=8), [128] * 6, 10, [128] * 6)
+    four, seven = (lm_stages.evaluation(shape, grouped, (2, 128), "float32", sinks) for sinks in (False, True))
+    assert 2 * four.flops - seven.flops == pytest.approx(2 * shape.operations(128))
+    coded = 2 * 2.0 * 2 * 128 * lm_stages.parameter_bytes(grouped) / 4  # at once and in turn
+    assert four.flops == pytest.approx(4 * 2 * shape.operations(128) + coded)
     assert 5 / 3 < five.flops / three.flops < 2 and all(b > a for a, b in zip(three.amounts, five.amounts, strict=True))
 
 
