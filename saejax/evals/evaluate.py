@@ -122,7 +122,8 @@ def evaluate_together(
     """`evaluate` of coders that read and write the same hook points, with the same metrics to the last bit.
 
     What the model does without them is computed once: of n coders n + 2 forward passes of a batch, not 3 n; 2 n + 3 of
-    one with sinks. In turn (`in_turn`) it is one more for each, two with sinks. The weights of all are in memory together.
+    one with sinks. In turn (`in_turn`) it is one more for each, two with sinks. The weights of all are in memory at
+    once.
     """
     (sites,) = {sae.sites for sae in saes}
 
