@@ -122,8 +122,7 @@ def evaluate_together(
     """`evaluate` of coders that read and write the same hook points, with the same metrics to the last bit.
 
     What the model does without them is computed once: of n coders n + 2 forward passes of a batch, not 3 n; 2 n + 3 of
-    one with sinks. In turn (`in_turn`) it is one more for each, two with sinks. The weights of all are in memory at
-    once.
+    one with sinks. Of `in_turn` each has one more, with sinks two. The weights of all are in memory together.
     """
     (sites,) = {sae.sites for sae in saes}
 
