@@ -2,6 +2,7 @@
 
     saejax capture --config=quickstart
     python -m benchmarks.through --config=quickstart [--probes=first_letter,95_toxic_is]
+    python -m benchmarks.through --config=quickstart --layers=1,3
     saejax capture --config=coders:clt
     python -m benchmarks.through --config=coders:clt --graphs=16
     saejax capture --config=smollm2                        # after `make real ARGS=--fetch`
@@ -10,11 +11,14 @@
 Each seed trains a dictionary with the settings of the experiment. From it trainings of --tokens activations go on,
 alike but for `train.through`: none, which is the control; kl; ce; of a cross-layer transcoder in_turn, which is kl with
 `train.through_in_turn`. lora leaves the first one as it is, and adapts the model to it in as many steps of as much text
-(`saejax adapt`), where the dictionary writes one hook point. The held-out text judges all. A training is a line of
+(`saejax adapt`), where the dictionary writes one hook point; both lets the dictionary learn in the same steps. With
+--layers there is one autoencoder after each of these blocks, side by side: in_turn has one loss of them all, alone lets
+each go on with kl by itself. The held-out text judges all. A training is a line of
 through.jsonl beside this file; what is there already is not run again. Then through.md is made.
 """
 
 import json
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,11 +31,12 @@ import saejax
 from saejax.app.adapt import run_adapt
 from saejax.app.experiment import with_settings
 from saejax.app.graph_faithful import faithfulness
-from saejax.app.stages import run_evaluate, run_train
+from saejax.app.stages import run_capture, run_evaluate, run_train
 from saejax.app.workspace import Workspace
 from saejax.attribution import AttributionConfig, attribute
 from saejax.attribution.layers import at_model
 from saejax.core.files import read_json
+from saejax.evals.evaluate import evaluate
 from saejax.experiment import experiment
 from saejax.through.adapt import Adaptation
 
@@ -42,7 +47,7 @@ HEAD = """# Losses through the model
 `python -m benchmarks.through` (docs/through.md says what was asked and found): means over the seeds, in brackets the
 least and the largest. CE gap closed: against the training `none` of the same seed.
 """
-KINDS = ("first", "none", "kl", "in_turn", "ce", "lora")
+KINDS = ("first", "none", "kl", "in_turn", "alone", "ce", "lora", "both")
 KEPT = ("fve", "ce_clean", "ce_sae", "ce_zero", "kl", "ce_sae_in_turn", "kl_in_turn", "l0", "dead_fraction")
 LETTERS = ("absorption_fraction", "full_absorption")
 MORE = ("auc_", "graph_", *LETTERS)
@@ -59,6 +64,7 @@ _LR = flags.DEFINE_float(
 _ROWS = flags.DEFINE_integer("rows", 16, "train.through_rows.")
 _PROBES = flags.DEFINE_string("probes", "", "Data sets of `saejax evaluate --probes`.")
 _WORDS = flags.DEFINE_integer("words", 1500, "Words of the vocabulary for first letters; 0: all.")
+_LAYERS = flags.DEFINE_list("layers", [], "Blocks, each with an autoencoder of its residual stream.")
 _GRAPHS = flags.DEFINE_integer("graphs", 0, "Prompts of the held-out text whose attribution graphs are scored.")
 _EVAL = flags.DEFINE_integer("eval_tokens", 0, "Held-out tokens; 0: the experiment's.")
 _MINUTES = flags.DEFINE_float("minutes", 0, "Begin no training after so long; 0: no limit.")
@@ -66,19 +72,30 @@ _MINUTES = flags.DEFINE_float("minutes", 0, "Begin no training after so long; 0:
 Row = dict[str, Any]
 
 
+def label() -> str:
+    """What is trained, as the lines call it."""
+    return f"{_CONFIG.value}, blocks {' '.join(_LAYERS.value)}" if _LAYERS.value else _CONFIG.value
+
+
 def finished(name: str, settings: dict[str, Any]) -> Workspace:
     """The run `name` of the experiment, trained and evaluated."""
-    run = f"through-{_CONFIG.value}-{name}".replace(":", "-")
-    e = with_settings(experiment(_CONFIG.value), settings | {"name": run})
-    if not e.run.evaluation.exists():
-        if run_train(Workspace(e)):
+    run = re.sub(r"\W+", "-", f"through-{label()}-{name}")
+    work = Workspace(with_settings(experiment(_CONFIG.value), settings | {"name": run}))
+    if not work.experiment.run.evaluation.exists():
+        if _LAYERS.value:
+            run_capture(work)
+        if run_train(work):
             raise SystemExit("stopped; the same command continues")
-        run_evaluate(Workspace(e))
-    return Workspace(e)
+        run_evaluate(work)
+    return work
+
+
+def points() -> tuple[str, ...]:
+    return tuple(f"blocks.{block}.resid_post" for block in _LAYERS.value)
 
 
 def measured(kind: str, seed: int) -> Row:
-    """A line: the first training of a seed, or one that goes on from it."""
+    """A line: the first training of a seed, or what goes on from it."""
     e = experiment(_CONFIG.value)
     settings = {
         "seed": seed,
@@ -86,29 +103,64 @@ def measured(kind: str, seed: int) -> Row:
         "train.tokens": _FIRST.value or e.train.tokens,
         "eval.tokens": _EVAL.value or e.eval.tokens,
     }
+    if _LAYERS.value:
+        settings |= {"coder.topology": "per_layer_autoencoder", "capture.hook_points": points(), "store": "layers"}
     work = finished(str(seed), settings)
-    if kind not in ("first", "lora"):
-        settings |= {
-            "train.init_from": str(work.experiment.run.path),
-            "train.tokens": _TOKENS.value,
-            "train.lr": _LR.value,
-        }
-        if kind != "none":
-            settings |= {"train.through": kind.replace("in_turn", "kl"), "train.through_rows": _ROWS.value}
-            settings |= {"train.through_in_turn": True} if kind == "in_turn" else {}
-        work = finished(f"{seed}-{kind}", settings)
+    row = {"config": label(), "kind": kind, "seed": seed, "date": time.strftime("%Y-%m-%d")}
+    if kind in ("lora", "both"):
+        return row | adapted(work, kind, seed)
+    first = work.experiment.run.path
+    more = {"train.tokens": _TOKENS.value, "train.lr": _LR.value}
+    if kind not in ("first", "none"):
+        more |= {"train.through": "ce" if kind == "ce" else "kl", "train.through_rows": _ROWS.value}
+        more |= {"train.through_in_turn": True} if kind == "in_turn" else {}
+    if kind == "alone":
+        return row | each_alone(work, seed, settings | more)
+    if kind != "first":
+        work = finished(f"{seed}-{kind}", settings | more | {"train.init_from": str(first)})
     run = work.experiment.run
-    metrics = read_json(run.evaluation)["metrics"]
-    row = {"config": _CONFIG.value, "kind": kind, "seed": seed, "date": time.strftime("%Y-%m-%d")}
-    row |= {name: metrics[name] for name in KEPT if name in metrics}
+    row |= kept(read_json(run.evaluation)["metrics"])
     row["seconds"] = round(run.read_stages()["train"]["seconds"], 1)
-    if kind == "lora":
-        how = Adaptation(steps=_TOKENS.value // work.experiment.train.batch_size, rows=_ROWS.value, seed=seed)
-        started = time.monotonic()
-        row["ce_sae"] = run_adapt(work, how)["ce_sae_adapted"]
-        return row | {"kl": None, "seconds": round(time.monotonic() - started, 1)}
     row |= probed(work) if _PROBES.value else {}
     return row | (graphed(work) if _GRAPHS.value else {})
+
+
+def kept(metrics: Row) -> Row:
+    return {name: metrics[name] for name in KEPT if name in metrics}
+
+
+def adapted(work: Workspace, kind: str, seed: int) -> Row:
+    """The model adapted to the dictionary, which stays (lora) or learns too (both)."""
+    steps, rate = _TOKENS.value // work.experiment.train.batch_size, _LR.value if kind == "both" else 0.0
+    started = time.monotonic()
+    made = run_adapt(
+        work, Adaptation(steps=steps, rows=_ROWS.value, dictionary_lr=rate, seed=seed), work.experiment.run.path / kind
+    )
+    row = kept(read_json(work.experiment.run.evaluation)["metrics"])
+    row |= {"ce_sae": made["ce_sae_adapted"], "kl": None, "fve": made.get("fve_adapted", row["fve"])}
+    return row | {"seconds": round(time.monotonic() - started, 1)}
+
+
+def each_alone(work: Workspace, seed: int, settings: Row) -> Row:
+    """Dictionaries that go on one by one, evaluated side by side."""
+    folder, learned, seconds = work.experiment.run.path / "parts", [], 0.0
+    for point, sae in zip(points(), saejax.load(work.experiment.run.path).layers(), strict=True):
+        sae.save(folder / point)
+        of_one = {"coder.topology": "autoencoder", "capture.hook_points": (point,), "store": f"layers-{point}"}
+        one = finished(f"{seed}-alone-{point}", settings | of_one | {"train.init_from": str(folder / point)})
+        learned.append(saejax.load(one.experiment.run.path))
+        seconds += one.experiment.run.read_stages()["train"]["seconds"]
+    e, whole = work.experiment, saejax.side_by_side(learned).at(work.lm)
+    metrics = evaluate(whole, work.lm, work.packer, e.eval, e.capture.sinks).metrics
+    return kept(metrics) | {"seconds": round(seconds, 1)}
+
+
+def kinds() -> tuple[str, ...]:
+    """Those of `KINDS` that this experiment has."""
+    if _LAYERS.value:
+        return ("first", "none", "in_turn", "alone")
+    several = bool(experiment(_CONFIG.value).writes)
+    return tuple(kind for kind in KINDS if kind not in (("alone", "lora", "both") if several else ("alone", "in_turn")))
 
 
 def probed(work: Workspace) -> Row:
@@ -131,9 +183,9 @@ def graphed(work: Workspace) -> Row:
     return {f"graph_{name}": float(np.mean([one[name] for one in found])) for name in GRAPHED}
 
 
-def closed(row: Row, control: Row) -> float:
-    """The share of the control's excess of cross-entropy that is gone."""
-    return (control["ce_sae"] - row["ce_sae"]) / (control["ce_sae"] - control["ce_clean"])
+def closed(row: Row, control: Row, name: str) -> float:
+    """The share of the control's excess of cross-entropy (`name`) that is gone."""
+    return (control[name] - row[name]) / (control[name] - control["ce_clean"])
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -143,15 +195,17 @@ def table(rows: Sequence[Row]) -> str:
         of = {(row["kind"], row["seed"]): row for row in rows if row["config"] == config}
         extra = [name for name in next(iter(of.values())) if name.startswith(MORE) or name.endswith("_in_turn")]
         names = ["fve", "kl", "ce_sae", "dead_fraction", *extra]
-        lines += [f"## {config}", "", f"| training | {' | '.join(names)} | CE gap closed |"]
-        lines += ["|" + "---|" * (len(names) + 2)]
+        gaps = {"ce_sae": "CE gap closed", "ce_sae_in_turn": "in turn"}
+        gaps = {name: title for name, title in gaps.items() if name in next(iter(of.values()))}
+        lines += [f"## {config}", "", f"| training | {' | '.join([*names, *gaps.values()])} |"]
+        lines += ["|" + "---|" * (len(names) + len(gaps) + 1)]
         for kind in KINDS:
             seeds = [seed for k, seed in of if k == kind]
             if not seeds:
                 continue
             cells = [span([of[kind, seed].get(name) for seed in seeds]) for name in names]
             both = [seed for seed in seeds if ("none", seed) in of and kind not in ("first", "none")]
-            cells += [span([closed(of[kind, s], of["none", s]) for s in both]) if both else "-"]
+            cells += [span([closed(of[kind, s], of["none", s], gap) for s in both]) if both else "-" for gap in gaps]
             lines += [f"| {kind} | {' | '.join(cells)} |"]
         lines += [""]
     return "\n".join(lines)
@@ -173,9 +227,9 @@ def main(_: Sequence[str]) -> None:
     rows = [json.loads(line) for line in LINES.read_text().splitlines()] if LINES.exists() else []
     for seed in range(_SEEDS.value):
         for kind in KINDS:
-            if any((row["config"], row["kind"], row["seed"]) == (_CONFIG.value, kind, seed) for row in rows):
+            if any((row["config"], row["kind"], row["seed"]) == (label(), kind, seed) for row in rows):
                 continue
-            if kind == ("lora" if experiment(_CONFIG.value).writes else "in_turn"):
+            if kind not in kinds():
                 continue
             if _MINUTES.value and time.monotonic() - started > 60 * _MINUTES.value:
                 break

@@ -24,8 +24,9 @@ from saejax.runs.made import digest, made
 from saejax.runs.provenance import record_provenance
 from saejax.through import TextBatches
 from saejax.through.adapt import Adaptation, Trainer, restore, save
+from saejax.trained import TrainedCoder
 
-RECORD, STATE, BLOCKS = "adapter.json", "state.safetensors", "blocks.jsonl"
+RECORD, STATE, BLOCKS, DICTIONARY = "adapter.json", "state.safetensors", "blocks.jsonl", "dictionary"
 _SAVE_EVERY = 20
 
 
@@ -39,7 +40,8 @@ def run_adapt(work: Workspace, how: Adaptation, folder: Path | None = None, redo
     Returns:
         The content of adapter.json: what it was made of, "tokens", "adapter_sha256", and the figures "ce_clean",
         "ce_sae", "kl" and "fve" of the model as it was, "ce_clean_adapted", "ce_sae_adapted", and "closed", the share
-        of the excess of ce_sae that is gone.
+        of the excess of ce_sae that is gone. Of a dictionary that learned too also "fve_adapted", and its fingerprint,
+        "dictionary_sha256": it lies in dictionary/.
 
     Raises:
         ConfigError: settings or a dictionary that no adapter can be trained for.
@@ -70,8 +72,11 @@ def run_adapt(work: Workspace, how: Adaptation, folder: Path | None = None, redo
         return found
 
     record = made(folder / RECORD, of, make, redo, "adapt", console.say)
-    if Adapter.read(folder).sha256 != record["adapter_sha256"]:
-        raise DataError(f"The adapter in {folder} is not the one that {RECORD} is about. Make it anew with --redo.")
+    same = Adapter.read(folder).sha256 == record["adapter_sha256"]
+    if how.dictionary_lr:
+        same &= TrainedCoder.from_folder(folder / DICTIONARY).fingerprint() == record["dictionary_sha256"]
+    if not same:
+        raise DataError(f"What is in {folder} is not what {RECORD} is about. Make it anew with --redo.")
     return record
 
 
@@ -96,18 +101,25 @@ def _changes(work: Workspace, trainer: Trainer, folder: Path, of: str) -> dict[s
                 save(state, folder / STATE, of)
     adapter = trainer.adapter(state)
     adapter.write(folder, str(trainer.lm.identity["model"]))
-    return {"tokens": how.steps * per_step, "adapter_sha256": adapter.sha256}
+    made = {"tokens": how.steps * per_step, "adapter_sha256": adapter.sha256}
+    if not how.dictionary_lr:
+        return made
+    learned = trainer.dictionary(state)
+    learned.save(folder / DICTIONARY)
+    return made | {"dictionary_sha256": learned.fingerprint()}
 
 
 def _before_and_after(work: Workspace, trainer: Trainer, folder: Path) -> dict[str, float]:
     """On held-out text, with and without the dictionary, before and after."""
     e = work.experiment
-    models = trainer.lm, trainer.adapted(Adapter.read(folder))
-    before, after = (evaluate(trainer.sae, model, work.packer, e.eval, e.capture.sinks).metrics for model in models)
+    learned = TrainedCoder.from_folder(folder / DICTIONARY) if trainer.how.dictionary_lr else trainer.sae
+    pairs = (trainer.sae, trainer.lm), (learned, trainer.adapted(Adapter.read(folder)))
+    before, after = (evaluate(sae, model, work.packer, e.eval, e.capture.sinks).metrics for sae, model in pairs)
     excess = before["ce_sae"] - before["ce_clean"]
     return {
         **{name: float(before[name]) for name in ("ce_clean", "ce_sae", "kl", "fve")},
         "ce_clean_adapted": float(after["ce_clean"]),
         "ce_sae_adapted": float(after["ce_sae"]),
+        **({"fve_adapted": float(after["fve"])} if trainer.how.dictionary_lr else {}),
         "closed": float((before["ce_sae"] - after["ce_sae"]) / excess) if excess else 0.0,
     }

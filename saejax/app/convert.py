@@ -10,6 +10,7 @@ import numpy as np
 from saejax.app.dictionaries import distinct
 from saejax.app.load import load
 from saejax.app.run_coders import refuse_several_models
+from saejax.coders import PerLayerTranscoder
 from saejax.core.errors import ConfigError, DataError
 from saejax.interop import FORMATS, dictionaries_below
 from saejax.runs import Run
@@ -91,15 +92,26 @@ def conversions(
     if to != "saejax":
         form = format_named(to)
         for place in places:
-            refuse(place, sae := load(place, step, hook_points), form)
+            sae = load(place, step, hook_points)
+            for part, _ in _parts(sae, destination, to):
+                refuse(place, part, form)
             models[place] = sae.origin.model
     together = len(places) == 1 or (to != "saejax" and form.sets)
     if together:
         refuse_several_models(models)
     for place, name in zip(places, _own_names(places), strict=True):
-        sae, folder = load(place, step, hook_points), destination if together else destination / name
-        notes = [*sae.origin.notes, *sae.save(folder, format=to)]
-        yield Converted(place, folder, to, repr(sae), [*notes, compared(sae, folder, to, hook_points)])
+        whole, folder = load(place, step, hook_points), destination if together else destination / name
+        for sae, within in _parts(whole, folder, to):
+            notes = [*sae.origin.notes, *sae.save(within, format=to)]
+            yield Converted(place, within, to, repr(sae), [*notes, compared(sae, within, to, hook_points)])
+
+
+def _parts(sae: TrainedCoder, folder: Path, to: str) -> list[tuple[TrainedCoder, Path]]:
+    """(dictionary, its folder): of a per-layer topology each by itself, since no other project has them in one."""
+    if to == "saejax" or not isinstance(sae.coder.topology, PerLayerTranscoder):
+        return [(sae, folder)]
+    sets = format_named(to).sets
+    return [(one, folder if sets else folder / one.hook_point) for one in sae.layers()]
 
 
 def refuse(place: str, sae: TrainedCoder, to: Format) -> None:

@@ -80,7 +80,7 @@ def layers_of(lm: LanguageModel, saes: Sequence[TrainedCoder]) -> tuple[Layer, .
     layers = []
     for number, sae in enumerate(saes):
         for group, (read, write) in enumerate(zip(sae.sites.reads, sae.sites.writes, strict=True)):
-            reaches = tuple(place[name] for name in sae.sites.writes[group:])
+            reaches = tuple(place[sae.sites.writes[to]] for to in sae.coder.topology.targets(group))
             if order[read] > order[write] or reaches != tuple(sorted(reaches)):
                 raise ConfigError(f"{sae!r} writes {write} before the model has computed what it reads, {read}.")
             layers.append(Layer(number, group, read, write, reaches, "W_skip" in sae.params))

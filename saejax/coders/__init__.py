@@ -3,7 +3,13 @@
 from saejax.coders.build import build
 from saejax.coders.coder import Coder
 from saejax.coders.config import CoderConfig
-from saejax.coders.cross_layer import CausalCrosscoder, CrossLayerTranscoder, SkipCrossLayerTranscoder
+from saejax.coders.cross_layer import (
+    CausalCrosscoder,
+    CrossLayerTranscoder,
+    PerLayerAutoencoder,
+    PerLayerTranscoder,
+    SkipCrossLayerTranscoder,
+)
 from saejax.coders.latents import Latents
 from saejax.coders.parts import SPARSITIES, TERMS, import_entry_points, register_sparsity, register_term
 from saejax.coders.recipes import RECIPES
@@ -26,6 +32,8 @@ __all__ = [
     "Crosscoder",
     "Latents",
     "LayerNormAutoencoder",
+    "PerLayerAutoencoder",
+    "PerLayerTranscoder",
     "Sites",
     "SkipCrossLayerTranscoder",
     "SkipTranscoder",

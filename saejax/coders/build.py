@@ -54,7 +54,8 @@ def build(
             f"read, and a {c.topology} is none. Set it to 0."
         )
     by_rule = c.init == "transpose" and sparsity.kept
-    scale_by_rule = reconstructing_scale(len(reads) * reads[0], at.width, sparsity.kept) if by_rule else 1.0
+    read = reads[0] if issubclass(topology, CrossLayerTranscoder) else len(reads) * reads[0]
+    scale_by_rule = reconstructing_scale(read, at.width, sparsity.kept) if by_rule else 1.0
     return Coder(
         topology=topology(
             d_in=reads[0],
@@ -86,7 +87,7 @@ def _check_sites(c: CoderConfig, topology: Any, reads: tuple[int, ...], writes: 
     if not topology.stacked and (len(reads), len(writes)) != (1, 1):
         raise ConfigError(
             f"The topology {c.topology} reads and writes one hook point; given are {len(reads)} and {len(writes)}. "
-            "Use crosscoder or clt for several."
+            "Use crosscoder or clt for several, or per_layer_autoencoder or per_layer_transcoder for one at each."
         )
     if len(reads) != len(writes):
         raise ConfigError(f"A {c.topology} writes a site for each that it reads; given {len(reads)}, {len(writes)}.")

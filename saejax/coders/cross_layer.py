@@ -1,13 +1,14 @@
-"""Topologies: cross-layer transcoder, with and without a linear skip, and weakly causal crosscoder.
+"""Topologies with a group of latents for each layer: cross-layer transcoders, causal crosscoders, one for each layer.
 
     x [B, L, D] -> f [B, L, F] -> y_hat [B, L, D]
 
     pre_l   = x_l W_enc,l + b_enc,l
     y_hat_m = sum_{l <= m} f_l W_dec,l->m + b_dec,m  (+ x_m W_skip,m)
 
-x_l is what layer l's MLP reads, y_m what layer m's MLP writes; of a crosscoder y is x. W_dec_l [F, L - l, D] holds
-latent group l's rows for layers l, l + 1, ..., source-major as in circuit-tracer; nothing is stored for the layers
-below. (Ameisen et al. 2025, "Circuit Tracing"; Lindsey et al. 2025; the skip: Gemma Scope 2)
+x_l is what layer l's MLP reads, y_m what layer m's MLP writes; of a crosscoder y is x. A latent of layer l writes its
+`targets`: the layers from l on, or l alone where dictionaries stand side by side. W_dec_l [F, n, D] holds the rows of
+group l for its n targets, source-major as in circuit-tracer; nothing is stored for other layers.
+(Ameisen et al. 2025, "Circuit Tracing"; Lindsey et al. 2025; the skip: Gemma Scope 2)
 """
 
 import dataclasses
@@ -21,6 +22,7 @@ from saejax.coders.latents import Latents, ListedLatents, Params
 from saejax.coders.topology import Axes, Topology, Transcoder
 from saejax.core.errors import DataError
 from saejax.kernels.dense import EXACT, decode_dense, decode_dense_split, product
+from saejax.kernels.groups import Groups
 from saejax.kernels.listed import decode_listed
 from saejax.kernels.norms import unit_rows
 from saejax.kernels.sparse import decode_groups
@@ -41,6 +43,13 @@ class CrossLayerTranscoder(Topology):
     def decoders(self) -> tuple[str, ...]:
         return tuple(f"W_dec_{layer}" for layer in range(self.sites))
 
+    def targets(self, group: int) -> range:
+        return range(group, self.sites)
+
+    def decoder_rows(self, params: Params) -> Groups:
+        tables = tuple(params[name].reshape(params[name].shape[0], -1) for name in self.decoders)
+        return Groups(tables, tuple(self.targets(layer).start * self.out_shape[1] for layer in range(self.sites)))
+
     @property
     def latent_shape(self) -> tuple[int, ...]:
         return (self.sites, self.d_sae)
@@ -51,13 +60,17 @@ class CrossLayerTranscoder(Topology):
 
     def start(self, key: jax.Array) -> dict[str, tuple[Axes, jax.Array]]:
         L, D, F, out = self.sites, self.d_in, self.d_sae, self.out_shape[1]
+        init, written = INITS[self.init_name], [len(self.targets(layer)) for layer in range(L)]
         weights = [
-            INITS[self.init_name](jax.random.fold_in(key, layer), (D, F), (F, L - layer, out), self.decoder_norm)
+            init(jax.random.fold_in(key, layer), (D, F), (F, written[layer], out), self.decoder_norm)
             for layer in range(L)
         ]
         decoders = zip(self.decoders, weights, strict=True)
         return {
-            "W_enc": (("site", "d_in", "latent"), self.encoder_scale * jnp.stack([W_enc for W_enc, _ in weights])),
+            "W_enc": (
+                ("site", "d_in", "latent"),
+                self.encoder_scale * jnp.stack([W_enc.reshape(D, F) for W_enc, _ in weights]),
+            ),
             "b_enc": (("site", "latent"), jnp.zeros((L, F))),
             **{name: (("latent", "site", "d_in"), W_dec) for name, (_, W_dec) in decoders},
             "b_dec": (("site", "d_in"), jnp.zeros((L, out))),
@@ -71,7 +84,6 @@ class CrossLayerTranscoder(Topology):
 
     def decode_without_bias(self, params: Params, latents: Latents, x_BLD: jax.Array | None) -> jax.Array:
         """sum_{l <= m} f_l W_dec,l->m, float32 [B, L, D]."""
-        # A layer's rows are as long as what it writes: its own layer and those above, the end of y.
         rows = self.decoder_rows(params)
         if isinstance(latents, ListedLatents):
             y_BR = decode_listed(latents.values, latents.rows, latents.at, rows, *latents.leading)
@@ -85,7 +97,8 @@ class CrossLayerTranscoder(Topology):
 
     def fold(self, params: Params, read_scales: tuple[float, ...], write_scales: tuple[float, ...]) -> Params:
         reads, writes = (jnp.asarray(scales, jnp.float32) for scales in (read_scales, write_scales))
-        rows = {name: params[name] / writes[None, layer:, None] for layer, name in enumerate(self.decoders)}
+        to = [jnp.asarray(self.targets(layer)) for layer in range(self.sites)]
+        rows = {name: params[name] / writes[to[layer]][None, :, None] for layer, name in enumerate(self.decoders)}
         if "centre" in params:
             rows["centre"] = params["centre"] / reads[:, None]
         return (
@@ -99,13 +112,13 @@ class CrossLayerTranscoder(Topology):
         into = [unit_rows(self.encoder_input(params, x[i])[:, i]).T for i in range(self.sites)]
         aimed: Params = {"W_enc": jnp.stack(into)}
         for layer, name in enumerate(self.decoders):
-            aimed[name] = unit_rows((y[layer] - params["b_dec"][None])[:, layer:])
+            aimed[name] = unit_rows((y[layer] - params["b_dec"][None])[:, jnp.asarray(self.targets(layer))])
         return aimed
 
     def written(self, params: Params) -> list[dict[int, jax.Array]]:
-        """For each layer {site: [F, D]}: what a unit of each of its latents adds to the sites from that layer on."""
+        """For each layer {site: [F, D]}: what a unit of each of its latents adds to its targets."""
         return [
-            {layer + i: params[name][:, i] for i in range(self.sites - layer)}
+            {site: params[name][:, i] for i, site in enumerate(self.targets(layer))}
             for layer, name in enumerate(self.decoders)
         ]
 
@@ -149,5 +162,24 @@ class CausalCrosscoder(CrossLayerTranscoder):
     The encoder sees x itself, as in Gemma Scope 2's files; that project trains with x - b_dec and folds b_dec in.
     (Gemma Scope 2, technical report, section 2.6; Anthropic, "Sparse Crosscoders", October 2024, variants)
     """
+
+    tied: ClassVar[bool] = True
+
+
+class PerLayerTranscoder(CrossLayerTranscoder):
+    """Transcoders side by side, one for each layer: y_hat_m = f_m W_dec,m + b_dec,m.
+
+    They share batches, steps and the loss, and no parameter. What counts latents of a batch or a token over all groups
+    (batchtopk, target_l0) counts them over the layers together.
+    """
+
+    transposable: ClassVar[bool] = True
+
+    def targets(self, group: int) -> range:
+        return range(group, group + 1)
+
+
+class PerLayerAutoencoder(PerLayerTranscoder):
+    """Autoencoders side by side, one for each hook point; as a crosscoder's, their encoders see x itself."""
 
     tied: ClassVar[bool] = True

@@ -79,11 +79,11 @@ class Matryoshka(Term):
 
     def _of_list(self, c: Context, latents: ListedLatents, none: jax.Array) -> jax.Array:
         """Every kept latent is decoded once, into the sum of its block; the prefixes add the blocks up."""
-        (rows_FR,), n = c.topology.decoder_rows(c.params), len(self.prefixes)
+        rows, n = c.topology.decoder_rows(c.params), len(self.prefixes)
         block = jnp.searchsorted(jnp.asarray(self.prefixes), latents.at, side="right").astype(jnp.int32)
         # Pairs that there are not stay beyond the last row.
         sums_BMR = decode_listed(
-            latents.values, latents.rows * n + block, latents.at, (rows_FR,), latents.leading[0], n
+            latents.values, latents.rows * n + block, latents.at, rows, latents.leading[0], n
         ).reshape(latents.leading[0], n, -1)
         prefixes_BMR, errors = jnp.cumsum(sums_BMR, axis=1), []
         for m in range(n):
@@ -119,7 +119,7 @@ class Hierarchical(Term):
         rows, n_tokens = c.topology.decoder_rows(c.params), c.x.shape[0]
         target = c.y - c.topology.decode(c.params, _none(c.latents), c.x)
         # What a topology does to a sum of rows is to multiply it by a number of the token: so are its latents.
-        ones_BR = jnp.ones((n_tokens, rows[0].shape[1]), jnp.float32)
+        ones_BR = jnp.ones((n_tokens, rows.width), jnp.float32)
         size_B = c.topology.written_by(c.params, ones_BR, c.x).reshape(n_tokens, -1)[:, 0]
         values = values.reshape(n_tokens, len(rows), -1) * size_B[:, None, None]
         errors_B = prefix_errors(values, indices.reshape(values.shape), rows, target.reshape(n_tokens, -1), self.every)

@@ -5,7 +5,13 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from saejax.coders.cross_layer import CausalCrosscoder, CrossLayerTranscoder, SkipCrossLayerTranscoder
+from saejax.coders.cross_layer import (
+    CausalCrosscoder,
+    CrossLayerTranscoder,
+    PerLayerAutoencoder,
+    PerLayerTranscoder,
+    SkipCrossLayerTranscoder,
+)
 from saejax.coders.latents import Latents, Params
 from saejax.coders.topology import Axes, Topology, Transcoder, less_centre
 from saejax.core.errors import DataError
@@ -149,4 +155,6 @@ TOPOLOGIES: dict[str, type[Topology]] = {
     "skip_clt": SkipCrossLayerTranscoder,
     "layernorm_autoencoder": LayerNormAutoencoder,
     "causal_crosscoder": CausalCrosscoder,
+    "per_layer_autoencoder": PerLayerAutoencoder,
+    "per_layer_transcoder": PerLayerTranscoder,
 }

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from saejax.coders.initialisation import INITS
 from saejax.coders.latents import Latents, ListedLatents, Params
 from saejax.kernels.dense import EXACT, product
+from saejax.kernels.groups import Groups
 from saejax.kernels.listed import decode_listed, kept_listed, of_latents_listed
 from saejax.kernels.norms import norms, unit_rows
 from saejax.kernels.sparse import decode_rows, kept_pre_activations, of_latents
@@ -82,6 +83,10 @@ class Topology:
     @property
     def latent_axes(self) -> Axes:
         return ("latent",)
+
+    def targets(self, group: int) -> range:
+        """The sites that a group's latents write."""
+        return range(self.sites if self.stacked else 1)
 
     def start(self, key: jax.Array) -> dict[str, tuple[Axes, jax.Array]]:
         """{parameter: (its logical axes, its value before the first step)}."""
@@ -161,13 +166,13 @@ class Topology:
 
     def decode_without_bias(self, params: Params, latents: Latents, x: jax.Array | None) -> jax.Array:
         """f W_dec, float32 [B, *out]: what latents of x add to y_hat."""
-        (rows_FR,) = self.decoder_rows(params)
+        rows = self.decoder_rows(params)
         if isinstance(latents, ListedLatents):
-            out_BR = decode_listed(latents.values, latents.rows, latents.at, (rows_FR,), latents.leading[0], 1)
+            out_BR = decode_listed(latents.values, latents.rows, latents.at, rows, latents.leading[0], 1)
         elif latents.indices is None:
-            out_BR = product(latents.values, rows_FR, self.matmul_dtype)
+            out_BR = product(latents.values, rows[0], self.matmul_dtype)
         else:
-            out_BR = decode_rows(latents.values, latents.indices, rows_FR)
+            out_BR = decode_rows(latents.values, latents.indices, rows[0])
         return self.written_by(params, out_BR, x)
 
     def written_by(self, params: Params, out_BR: jax.Array, x: jax.Array | None) -> jax.Array:
@@ -179,9 +184,9 @@ class Topology:
         encoder = {name: params[name][..., chosen] for name in ("W_enc", "b_enc")}
         return params | encoder | {name: params[name][chosen] for name in self.decoders}
 
-    def decoder_rows(self, params: Params) -> tuple[jax.Array, ...]:
+    def decoder_rows(self, params: Params) -> Groups:
         """All that a latent writes as one row: one [F, R] for each group."""
-        return tuple(params[name].reshape(params[name].shape[0], -1) for name in self.decoders)
+        return Groups.one(params["W_dec"].reshape(params["W_dec"].shape[0], -1))
 
     def decoder_norms(self, params: Params) -> jax.Array:
         """Length of each latent's decoder row, [F] or [G, F]: the weight of its sparsity penalty."""

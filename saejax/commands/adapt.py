@@ -4,7 +4,8 @@
     saejax adapt --config=quickstart --rank=4 --projections=Q,K,V,O --steps=100
     saejax evaluate --config=quickstart --sae=runs/quickstart --config.lm.adapter=runs/quickstart/adapter
 
-The dictionary stays as it is; only blocks behind it change. Writes adapter_config.json and adapter_model.safetensors,
+The dictionary stays as it is, unless --dictionary_lr is set: then it learns too, and lies in adapter/dictionary. Only
+blocks behind it change. Writes adapter_config.json and adapter_model.safetensors,
 which PEFT reads, and adapter.json with what it brings. `lm.adapter` loads the changes wherever a model is named.
 Continues where it was.
 """
@@ -24,6 +25,7 @@ class Adapt(Command):
     steps: int = setting(200, "Steps of Adam.", low=2)
     rows: int = setting(8, "Rows of text of a step.", low=1)
     lr: float = setting(1e-3, "Largest learning rate.", above=0)
+    dictionary_lr: float = setting(0.0, "That of the dictionary, which learns in the same steps; 0: it stays.", low=0)
     redo: bool = setting(False, "Make it anew, also where the folder has one of other settings.")
     out: str = setting("", "The folder; empty: adapter in the run.")
 
@@ -40,10 +42,14 @@ class Adapt(Command):
             raise ConfigError(f"--projections has {what}; there are {', '.join(PROJECTIONS)}.")
         work = line.workspace()
         seed = work.experiment.seed
-        how = Adaptation(self.loss, self.rank, self.alpha, names, self.steps, self.rows, self.lr, seed)
+        how = Adaptation(
+            self.loss, self.rank, self.alpha, names, self.steps, self.rows, self.lr, self.dictionary_lr, seed
+        )
         found = run_adapt(work, how, Path(self.out) if self.out else None, self.redo)
         say(
             f"cross-entropy: the model {found['ce_clean']:.4f}, with the dictionary {found['ce_sae']:.4f}, adapted "
             f"{found['ce_sae_adapted']:.4f}: {found['closed']:.1%} of the gap is closed"
         )
+        if self.dictionary_lr:
+            say(f"the dictionary has learned too: FVE {found['fve']:.4f} -> {found['fve_adapted']:.4f}")
         say(f"{self.out or work.experiment.run.path / 'adapter'}: lm.adapter loads it, and so does PEFT")

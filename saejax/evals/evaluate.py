@@ -294,7 +294,7 @@ class _Part:
             int(totals["non_finite"]),
             documents,
             breakdown,
-            cosine_histogram(decoders),
+            cosine_histogram(decoders.tables),
             self._together.histogram(),
         )
 

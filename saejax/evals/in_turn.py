@@ -34,7 +34,8 @@ def has_turns(coder: Coder, sites: Sites, lm: Model) -> bool:
     if not several_groups(coder):
         return False
     order = {name: i for i, name in enumerate(lm.hook_points())}
-    return all(order[read] <= order[write] for i, read in enumerate(sites.reads) for write in sites.writes[i:])
+    targets = coder.topology.targets
+    return all(order[read] <= order[sites.writes[to]] for i, read in enumerate(sites.reads) for to in targets(i))
 
 
 def edits_in_turn(coder: Coder, params: Params, sites: Sites, apply: Apply | None = None) -> dict[str, Edit]:
@@ -63,7 +64,7 @@ class _Pass:
         return self._write(self.sites.writes.index(name), value_RSD) if name in self.sites.writes else value_RSD
 
     def _read(self, site: int, value_RSD: jax.Array) -> None:
-        """Add what the group writes to its own site and to those behind it."""
+        """Add what the group writes to its targets."""
         x_BD = value_RSD.astype(jnp.float32).reshape(-1, value_RSD.shape[-1]) * self.sites.read_scales[site]
         alone, params = self.coder.group(self.params, site)
         rows_FR = self.coder.topology.decoder_rows(self.params)[site]
@@ -71,8 +72,9 @@ class _Pass:
         wide = dataclasses.replace(alone, topology=topology)
         params = params | {"W_dec": rows_FR, "b_dec": jnp.zeros(rows_FR.shape[1])}
         y_BR = self.apply(functools.partial(wide.reconstruct, params), x_BD)
-        for i, part_BD in enumerate(jnp.split(y_BR, len(self.sites.writes) - site, axis=1)):
-            self._written[site + i] = self._written.get(site + i, 0) + part_BD
+        targets = self.coder.topology.targets(site)
+        for to, part_BD in zip(targets, jnp.split(y_BR, len(targets), axis=1), strict=True):
+            self._written[to] = self._written.get(to, 0) + part_BD
         self._inputs[site] = x_BD
 
     def _write(self, site: int, value_RSD: jax.Array) -> jax.Array:

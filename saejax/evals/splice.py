@@ -11,7 +11,7 @@ All that a coder writes is replaced at once, by reconstructions of the clean run
 stores. (SAEBench, core evaluation.) A token after which the clean run predicts NaN counts in none of the means. For two
 models the loss is the first's, so a coder that writes only in the second has only ce_clean.
 
-Where groups of latents write several places, ce_sae_in_turn, kl_in_turn and loss_recovered_in_turn are the same with
+Where each group of latents reads one place, ce_sae_in_turn, kl_in_turn and loss_recovered_in_turn are the same with
 each place rebuilt from what the replaced ones before it leave (`in_turn`).
 """
 

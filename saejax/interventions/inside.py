@@ -105,13 +105,13 @@ class Inside:
         total_RSD = sum(delta_RSK @ self._rows(g, site, y_RSD.shape[-1])[at_K] for g, at_K, delta_RSK in deltas)
         return self._added(total_RSD)
 
-    def _writers(self, site: int) -> range:
+    def _writers(self, site: int) -> list[int]:
         """The groups that write a site: of a cross-layer transcoder those of its layer and before."""
-        return range(site + 1 if n_groups(self.sae) > 1 else 1)
+        return [g for g in range(n_groups(self.sae)) if site in self.sae.coder.topology.targets(g)]
 
     def _rows(self, group: int, site: int, width: int) -> jax.Array:
         """[F, D]: the part of a group's decoder rows that goes to a site."""
-        first = site - group if n_groups(self.sae) > 1 else site
+        first = self.sae.coder.topology.targets(group).index(site)
         return self.sae.coder.topology.decoder_rows(dict(self.params))[group][:, first * width : (first + 1) * width]
 
     def _added(self, total_RSD: Any) -> jax.Array:

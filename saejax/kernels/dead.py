@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
-from saejax.kernels.dense import Groups, product
+from saejax.kernels.dense import product
+from saejax.kernels.groups import Groups
 from saejax.kernels.pairs import turned
 from saejax.kernels.shards import Shards, shards_of
 
@@ -35,10 +36,7 @@ def decode_largest_reference(pre_BGF: jax.Array, dead_GF: jax.Array, rows: Group
     score_BGF = jnp.where(dead_GF[None], pre_BGF, -jnp.inf)
     rank_BGF = jnp.argsort(jnp.argsort(-score_BGF, axis=-1, stable=True), axis=-1)
     f_BGF = jnp.where((rank_BGF < k) & dead_GF[None], jax.nn.relu(pre_BGF), 0)
-    out_BR = jnp.zeros((pre_BGF.shape[0], rows[0].shape[1]), pre_BGF.dtype)
-    for group, W_FR in enumerate(rows):
-        out_BR = out_BR.at[:, -W_FR.shape[1] :].add(f_BGF[:, group] @ W_FR)
-    return out_BR
+    return rows.added_up([f_BGF[:, group] @ W_FR for group, W_FR in enumerate(rows)])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7, 8))
@@ -55,8 +53,8 @@ def decode_largest(
 ) -> jax.Array:
     """out_b = sum_g relu(p) rows_g over the k largest p of pre_g,b among the dead of group g, float32 [B, R].
 
-    Among equal pre-activations the lower latents win. The first group has the longest rows, R; a shorter row is added
-    to the last columns, as in `sparse.decode_groups`. Operands are rounded to `dtype`, as in `dense.product`.
+    Among equal pre-activations the lower latents win. Each group adds at its columns. Operands are rounded to `dtype`,
+    as in `dense.product`.
 
     pre = x W + b is known already: `pre`, [B, F] of each group, serves the values alone, x, W and b the gradient, which
     goes to W, b and `rows`, and to none of x and pre. `block` is C, for tests.
@@ -192,12 +190,12 @@ def _decode_dead(
     shards: Shards,
 ) -> jax.Array:
     """Of this device's latents alone, [B, R]; a group's pre(block) is [B, C]."""
-    out_BR = jnp.zeros((cut[0].shape[0], rows[0].shape[1]), jnp.float32)
-    for group, (dead, W_FR) in enumerate(zip(groups, rows, strict=True)):
+    out_BR = jnp.zeros((cut[0].shape[0], rows.width), jnp.float32)
+    for group, (dead, at) in enumerate(zip(groups, rows.columns, strict=True)):
 
-        def add(i: jax.Array, out_BR: jax.Array, group: int = group, dead: _Dead = dead, W_FR: jax.Array = W_FR) -> Any:
+        def add(i: jax.Array, out_BR: jax.Array, group: int = group, dead: _Dead = dead, at: slice = at) -> Any:
             f_BC, _ = dead.chosen(i, pre[group](i), cut, group, shards)
-            return out_BR.at[:, -W_FR.shape[1] :].add(product(f_BC, dead.of_rows(W_FR, i), dtype))
+            return out_BR.at[:, at].add(product(f_BC, dead.of_rows(rows[group], i), dtype))
 
         out_BR = jax.lax.fori_loop(0, dead.n_blocks, add, out_BR)
     return out_BR
@@ -212,7 +210,7 @@ def _dead_bwd(k: int, dtype: str, block: int | None, residuals: Any, g_BR: jax.A
             """[F, N], [F] and [F, R], of this device's tokens alone."""
             W_FR, (n_latents, R) = rows[group], rows[group].shape
             dead = _Dead.of(pre[group], some[0, group], block)
-            g_own, x_BN = g_BR[:, g_BR.shape[1] - R :], x_BGN[:, group]
+            g_own, x_BN = g_BR[:, rows.columns[group]], x_BGN[:, group]
 
             def put(i: jax.Array, gradients: list[jax.Array]) -> list[jax.Array]:
                 """With those of the latents of block i."""
@@ -234,7 +232,8 @@ def _dead_bwd(k: int, dtype: str, block: int | None, residuals: Any, g_BR: jax.A
 
         def of_some() -> tuple[jax.Array, jax.Array, Groups]:
             of_W, of_b, of_rows = zip(*map(of_group, range(len(rows))), strict=True)
-            return jax.tree.map(shards.over_rows, (turned(jnp.stack(of_W)), jnp.stack(of_b), of_rows))
+            own = turned(jnp.stack(of_W)), jnp.stack(of_b), Groups(of_rows, rows.starts)
+            return jax.tree.map(shards.over_rows, own)
 
         # Most steps have no dead latent: then nothing is sent, and even the turning of zeros is saved.
         none = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(of_some))

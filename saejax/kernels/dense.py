@@ -11,9 +11,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from saejax.kernels.groups import Groups
 from saejax.kernels.shards import shards_of
-
-Groups = tuple[jax.Array, ...]
 
 # Of float32 operands: float32 on every device.
 EXACT = jax.lax.Precision.HIGHEST
@@ -64,14 +63,8 @@ _rounded_to.defvjp(_rounded_fwd, _rounded_bwd)
 
 
 def decode_dense(values_BGF: jax.Array, rows: Groups, dtype: str) -> jax.Array:
-    """out_b = sum_g values_bg rows_g, float32 [B, D]; every group has its own rows [F, R], multiplied in `dtype`.
-
-    The first has the longest, R = D; a shorter row is added to the last R columns, as in `sparse.decode_groups`.
-    """
-    out_BD = jnp.zeros((values_BGF.shape[0], rows[0].shape[1]), jnp.float32)
-    for group, W_FR in enumerate(rows):
-        out_BD = out_BD.at[:, -W_FR.shape[1] :].add(product(values_BGF[:, group], W_FR, dtype))
-    return out_BD
+    """out_b = sum_g values_bg rows_g at the group's columns, float32 [B, D], multiplied in `dtype`."""
+    return rows.added_up([product(values_BGF[:, group], W_FR, dtype) for group, W_FR in enumerate(rows)])
 
 
 def decode_dense_split(values_BGF: jax.Array, rows: Groups, dtype: str) -> jax.Array:

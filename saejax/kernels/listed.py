@@ -13,37 +13,33 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from saejax.kernels.groups import Groups
 from saejax.kernels.pairs import PairRows, in_order, ordered, row_products, turned, weighted_sums
 from saejax.kernels.segments import sum_pairs
 from saejax.kernels.shards import Shards, shards_of
 
-Tables = tuple[jax.Array, ...]
-
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def decode_listed(
-    values_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array, tables: Tables, n_tokens: int, per_token: int
+    values_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array, tables: Groups, n_tokens: int, per_token: int
 ) -> jax.Array:
     """out_r = sum over the pairs of row r of value W[latent]: [n_tokens per_token, D] where there is one table.
 
-    With a table for each group (per_token is their number) out is [n_tokens, D], the sum over the groups; a table that
-    is narrower than the first is added to the last columns, as in `sparse.decode_groups`.
+    With a table for each group (per_token is their number) out is [n_tokens, D], the sum over the groups, each at its
+    columns.
     """
     shards = shards_of(n_tokens, tables[0].shape[0])
 
-    def local(values_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array, tables: Tables) -> jax.Array:
+    def local(values_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array, tables: Groups) -> jax.Array:
         list_ = _Own(rows_P, latents_P, n_tokens, per_token, len(tables), tables[0].shape, shards)
-        out_RD = weighted_sums(values_P, list_.latents, list_.of_group(0), tables[0])
-        for group, W_FR in enumerate(tables[1:], 1):
-            part_BR = weighted_sums(values_P, list_.latents, list_.of_group(group), W_FR)
-            out_RD = out_RD.at[:, -W_FR.shape[1] :].add(part_BR)
-        return shards.over_latents(out_RD)
+        parts = [weighted_sums(values_P, list_.latents, list_.of_group(g), W_FR) for g, W_FR in enumerate(tables)]
+        return shards.over_latents(tables.added_up(parts))
 
     return shards.run(local, "P P P FR", "BD")(values_P, rows_P, latents_P, tables)
 
 
 def _listed_fwd(
-    values_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array, tables: Tables, n_tokens: int, per_token: int
+    values_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array, tables: Groups, n_tokens: int, per_token: int
 ) -> tuple[jax.Array, Any]:
     out = decode_listed(values_P, rows_P, latents_P, tables, n_tokens, per_token)
     return out, (values_P, rows_P, latents_P, tables)
@@ -53,15 +49,14 @@ def _listed_bwd(n_tokens: int, per_token: int, residuals: Any, g_RD: jax.Array) 
     values_P, rows_P, latents_P, tables = residuals
     shards = shards_of(n_tokens, tables[0].shape[0])
 
-    def local(values_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array, tables: Tables, g_RD: jax.Array) -> Any:
+    def local(values_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array, tables: Groups, g_RD: jax.Array) -> Any:
         list_ = _Own(rows_P, latents_P, n_tokens, per_token, len(tables), tables[0].shape, shards)
         of_values, of_tables = jnp.zeros_like(values_P), []
-        for group, W_FR in enumerate(tables):
-            g_RR = g_RD[:, -W_FR.shape[1] :]
+        for group, (W_FR, g_RR) in enumerate(zip(tables, tables.of(g_RD), strict=True)):
             own = row_products(g_RR, list_.sums, list_.latents, W_FR)
             of_values = jnp.where(list_.groups == group, own, of_values)
             of_tables.append(weighted_sums(values_P, list_.sums, list_.of_latent(group), g_RR))
-        return of_values, jax.tree.map(shards.over_rows, tuple(of_tables))
+        return of_values, jax.tree.map(shards.over_rows, Groups(tuple(of_tables), tables.starts))
 
     of_values, of_tables = shards.run(local, "P P P FR BD", "P FR")(values_P, rows_P, latents_P, tables, g_RD)
     return of_values, None, None, of_tables

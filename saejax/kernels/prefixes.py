@@ -12,17 +12,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from saejax.kernels.groups import Groups
 from saejax.kernels.sparse import decode_groups
 
 
 def prefix_errors_reference(
-    values_BGK: jax.Array, indices_BGK: jax.Array, rows: tuple[jax.Array, ...], target_BR: jax.Array, every: int
+    values_BGK: jax.Array, indices_BGK: jax.Array, rows: Groups, target_BR: jax.Array, every: int
 ) -> jax.Array:
     """mean over j of ||target_b - sum of the first j||^2, for j = K, K - every, ... > 0.  -> [B]"""
-    n_kept, width = values_BGK.shape[-1], rows[0].shape[1]
+    n_kept, width = values_BGK.shape[-1], rows.width
     written = [
-        jnp.pad(values_BGK[:, g, :, None] * rows_FR[indices_BGK[:, g]], ((0, 0), (0, 0), (width - rows_FR.shape[1], 0)))
-        for g, rows_FR in enumerate(rows)
+        jnp.pad(values_BGK[:, g, :, None] * rows[g][indices_BGK[:, g]], ((0, 0), (0, 0), (at.start, width - at.stop)))
+        for g, at in enumerate(rows.columns)
     ]
     sums_BKR = jnp.cumsum(functools.reduce(jnp.add, written), axis=1)[:, (n_kept - 1) % every :: every]
     return jnp.square(target_BR[:, None] - sums_BKR).sum(2).mean(1)
@@ -30,7 +31,7 @@ def prefix_errors_reference(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def prefix_errors(
-    values_BGK: jax.Array, indices_BGK: jax.Array, rows: tuple[jax.Array, ...], target_BR: jax.Array, every: int
+    values_BGK: jax.Array, indices_BGK: jax.Array, rows: Groups, target_BR: jax.Array, every: int
 ) -> jax.Array:
     """`prefix_errors_reference` in memory [B, R]; rows as `decode_groups` takes them.
 
@@ -41,7 +42,7 @@ def prefix_errors(
 
 
 def _fwd(
-    values_BGK: jax.Array, indices_BGK: jax.Array, rows: tuple[jax.Array, ...], target_BR: jax.Array, every: int
+    values_BGK: jax.Array, indices_BGK: jax.Array, rows: Groups, target_BR: jax.Array, every: int
 ) -> tuple[jax.Array, Any]:
     """Errors [B]; beside the arguments the way back needs what the last reconstruction leaves of the target, [B, R]."""
 

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from saejax.kernels.groups import Groups
 from saejax.kernels.pairs import PairRows, few, ordered, products_on_cpu, sums_on_cpu, turned
 from saejax.kernels.segments import sum_by_latent, tally_by_latent
 from saejax.kernels.shards import Shards, shards_of
@@ -27,47 +28,43 @@ def decode_rows_reference(values_BK: jax.Array, indices_BK: jax.Array, W_FD: jax
 
 def decode_rows(values_BK: jax.Array, indices_BK: jax.Array, W_FD: jax.Array) -> jax.Array:
     """out_b = sum_k values_bk W[indices_bk], with gradients to values and W that stay sparse."""
-    return decode_groups(values_BK[:, None], indices_BK[:, None], (W_FD,))
+    return decode_groups(values_BK[:, None], indices_BK[:, None], Groups.one(W_FD))
 
 
 @jax.custom_vjp
-def decode_groups(values_BGK: jax.Array, indices_BGK: jax.Array, rows: tuple[jax.Array, ...]) -> jax.Array:
-    """out_b = sum_g sum_k values_bgk rows_g[indices_bgk], [B, D], with gradients that stay sparse.
+def decode_groups(values_BGK: jax.Array, indices_BGK: jax.Array, rows: Groups) -> jax.Array:
+    """out_b = sum_g sum_k values_bgk rows_g[indices_bgk] at the group's columns, [B, D]; gradients stay sparse.
 
-    Every group has its own rows [F, R]. The first has the longest, R = D; a shorter row is added to the last R columns.
     Over devices the groups are added up before they are summed: one sum of [B, D], however many groups there are.
     """
     shards = shards_of(indices_BGK.shape[0], rows[0].shape[0])
 
-    def local(values_BGK: jax.Array, indices_BGK: jax.Array, rows: tuple[jax.Array, ...]) -> jax.Array:
+    def local(values_BGK: jax.Array, indices_BGK: jax.Array, rows: Groups) -> jax.Array:
         parts = []
         for group, W_FR in enumerate(rows):
             at_BK, own_BK = _local_indices(indices_BGK[:, group], W_FR.shape[0], shards)
             parts.append(_weighted_rows(_only(own_BK, values_BGK[:, group]), at_BK, W_FR))
-        out_BD = parts[0]
-        for part_BR in parts[1:]:
-            out_BD = out_BD.at[:, -part_BR.shape[1] :].add(part_BR)
-        return shards.over_latents(out_BD)
+        return shards.over_latents(rows.added_up(parts))
 
     return shards.run(local, "BGK BGK FR", "BD")(values_BGK, indices_BGK, rows)
 
 
-def _decode_fwd(values_BGK: jax.Array, indices_BGK: jax.Array, rows: tuple[jax.Array, ...]) -> tuple[jax.Array, Any]:
+def _decode_fwd(values_BGK: jax.Array, indices_BGK: jax.Array, rows: Groups) -> tuple[jax.Array, Any]:
     return decode_groups(values_BGK, indices_BGK, rows), (values_BGK, indices_BGK, rows)
 
 
-def _decode_bwd(residuals: Any, g_BD: jax.Array) -> tuple[jax.Array, None, tuple[jax.Array, ...]]:
+def _decode_bwd(residuals: Any, g_BD: jax.Array) -> tuple[jax.Array, None, Groups]:
     values_BGK, indices_BGK, rows = residuals
     shards = shards_of(indices_BGK.shape[0], rows[0].shape[0])
 
-    def local(values_BGK: jax.Array, indices_BGK: jax.Array, rows: tuple[jax.Array, ...], g_BD: jax.Array) -> Any:
+    def local(values_BGK: jax.Array, indices_BGK: jax.Array, rows: Groups, g_BD: jax.Array) -> Any:
         of_values, of_rows = [], []
-        for group, W_FR in enumerate(rows):
+        for group, (W_FR, g_BR) in enumerate(zip(rows, rows.of(g_BD), strict=True)):
             at_BK, own_BK = _local_indices(indices_BGK[:, group], W_FR.shape[0], shards)
-            g_BR = g_BD[:, -W_FR.shape[1] :]
             of_rows.append(_scatter_rows(values_BGK[:, group], at_BK, own_BK, g_BR, W_FR.shape[0]))
             of_values.append(_only(own_BK, _row_products(g_BR, at_BK, W_FR)))
-        return shards.over_latents(jnp.stack(of_values, axis=1)), jax.tree.map(shards.over_rows, tuple(of_rows))
+        own = Groups(tuple(of_rows), rows.starts)
+        return shards.over_latents(jnp.stack(of_values, axis=1)), jax.tree.map(shards.over_rows, own)
 
     of_values, of_rows = shards.run(local, "BGK BGK FR BD", "BGK FR")(values_BGK, indices_BGK, rows, g_BD)
     return of_values, None, of_rows

@@ -1,10 +1,14 @@
-"""A language model adapted to a dictionary: low-rank changes of the blocks behind it, the dictionary as it is.
+"""A language model adapted to a dictionary: low-rank changes of the blocks behind it; the dictionary as it is, or too.
 
-    minimise over A, B    mean over predicted tokens of sum_v p(v) (log p(v) - log p_sae(v))        kl, or ce
+    minimise over A, B    L = mean over predicted tokens of sum_v p(v) (log p(v) - log p_sae(v))        kl, or ce
 
 p is the model as it was, p_sae the model with the changes and with the reconstruction in place of what the dictionary
 writes. Only blocks that read the reconstruction are changed, so what the dictionary reads is what it was trained on.
 (Chen, Engels, Tegmark 2025, arXiv:2501.19406)
+
+A dictionary that learns too has, in the same steps, the gradient of R + (R / L) L with R / L held as a number, as in
+`train.through` with a weight of 1: R is the unexplained share of the variance of the tokens that are replaced. Its
+encoder, decoder and biases learn, what selects (thresholds, gates) stays.
 """
 
 import dataclasses
@@ -42,6 +46,7 @@ class Adaptation:
         rank, alpha: s = alpha / rank.
         projections: names of `adapter.PROJECTIONS`.
         steps, rows, lr: of Adam; the rate rises over a twentieth of the steps, and falls to 0.
+        dictionary_lr: the dictionary's; 0: it stays as it is.
     """
 
     kind: str = "kl"
@@ -51,6 +56,7 @@ class Adaptation:
     steps: int = 200
     rows: int = 8
     lr: float = 1e-3
+    dictionary_lr: float = 0.0
     seed: int = 0
 
     @property
@@ -86,26 +92,36 @@ class Trainer:
         return Adaptable.of(self.lm.config, self.lm.family, self.how.projections, first, self.how.rank)
 
     def start(self) -> State:
-        matrices = self.adaptable.fresh(self.how.seed)
-        return {"step": jnp.int32(0), "matrices": matrices, "moments": self._optimizer.init(matrices)}
+        learned: State = {"matrices": self.adaptable.fresh(self.how.seed), "dictionary": {}}
+        if self.how.dictionary_lr:
+            fixed = self.sae.coder.sparsity.parameters()
+            learned["dictionary"] = {n: jnp.asarray(v) for n, v in self.sae.params.items() if n not in fixed}
+        return {"step": jnp.int32(0), **learned, "moments": self._optimizer.init(learned)}
 
     def step(self) -> Callable[[State, Mapping[str, jax.Array]], tuple[State, jax.Array]]:
         """jit of (state, packed rows) -> (state, loss)."""
         adaptable, clean = self.adaptable, clean_run(self.lm, self.sae.sites, self.sinks)
         lm, sites, coder, optimizer = self.lm, self.sae.sites, self.sae.coder, self._optimizer
+        (write,), share = sites.writes, self.how.dictionary_lr / self.how.lr
 
-        def loss(matrices: Any, lm_params: Any, params: Any, packed: Any) -> jax.Array:
+        def loss(learned: Any, lm_params: Any, params: Any, packed: Any) -> tuple[jax.Array, jax.Array]:
             sums, seen = clean(lm_params, packed)
-            values = reconstructions(coder, params, sites, seen["captured"])
-            adapted = adaptable.applied(lm_params, matrices, self.how.scale)
+            values = reconstructions(coder, params | learned["dictionary"], sites, seen["captured"])
+            adapted = adaptable.applied(lm_params, learned["matrices"], self.how.scale)
             losses = spliced(lm, adapted, sites, instead(values), seen, packed)
-            return losses[METRIC[self.how.kind]].sum() / jnp.maximum(sums["predicted"], 1)
+            value = losses[METRIC[self.how.kind]].sum() / jnp.maximum(sums["predicted"], 1)
+            if not share:
+                return value, value
+            # Times L / R, which Adam does not see: the changes have the gradient that they have by themselves.
+            unexplained = _unexplained(seen["captured"][write], values[write], seen["keep"])
+            return value + jax.lax.stop_gradient(value / unexplained) * unexplained, value
 
         def step(state: State, packed: Any, lm_params: Any, params: Any) -> tuple[State, jax.Array]:
-            value, grads = jax.value_and_grad(loss)(state["matrices"], lm_params, params, packed)
-            updates, moments = optimizer.update(grads, state["moments"], state["matrices"])
-            matrices = optax.apply_updates(state["matrices"], updates)
-            return {"step": state["step"] + 1, "matrices": matrices, "moments": moments}, value
+            learned = {name: state[name] for name in ("matrices", "dictionary")}
+            (_, value), grads = jax.value_and_grad(loss, has_aux=True)(learned, lm_params, params, packed)
+            updates, moments = optimizer.update(grads, state["moments"], learned)
+            updates["dictionary"] = jax.tree.map(lambda u: share * u, updates["dictionary"])
+            return {"step": state["step"] + 1, **optax.apply_updates(learned, updates), "moments": moments}, value
 
         compiled = jax.jit(step, donate_argnums=0)
         given = self.lm.params, {name: jnp.asarray(value) for name, value in self.sae.params.items()}
@@ -114,6 +130,11 @@ class Trainer:
     def adapter(self, state: State) -> Adapter:
         matrices = {module: (np.asarray(a), np.asarray(b)) for module, (a, b) in state["matrices"].items()}
         return Adapter(self.how.scale, matrices, self.adaptable.transposed)
+
+    def dictionary(self, state: State) -> TrainedCoder:
+        """The dictionary with what it has learned."""
+        own = {name: np.asarray(value) for name, value in state["dictionary"].items()}
+        return dataclasses.replace(self.sae, params=dict(self.sae.params) | own, figures={}) if own else self.sae
 
     def adapted(self, adapter: Adapter) -> LanguageModel:
         """The model with the changes in it."""
@@ -130,6 +151,14 @@ class Trainer:
             [warm],
         )
         return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
+
+
+def _unexplained(y_RSD: jax.Array, y_hat_RSD: jax.Array, keep_RS: jax.Array) -> jax.Array:
+    """sum ||y - y_hat||^2 / sum ||y - mean y||^2 over the tokens that are kept."""
+    y_RSD, keep = y_RSD.astype(jnp.float32), keep_RS[:, :, None]
+    mean_11D = jnp.where(keep, y_RSD, 0).sum((0, 1), keepdims=True) / jnp.maximum(keep_RS.sum(), 1)
+    errors, all_of_it = (jnp.where(keep, jnp.square(y_RSD - other), 0).sum() for other in (y_hat_RSD, mean_11D))
+    return errors / jnp.maximum(all_of_it, 1e-12)
 
 
 def save(state: State, path: Path, of: str) -> None:

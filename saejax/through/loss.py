@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from saejax.capture import Sinks
-from saejax.coders import Coder, Sites
+from saejax.coders import Coder, PerLayerTranscoder, Sites
 from saejax.core.errors import ConfigError
 from saejax.evals.evaluate import clean_run
 from saejax.evals.in_turn import edits_in_turn, has_turns
@@ -96,8 +96,15 @@ class Through:
             )
         if t.through_in_turn and not has_turns(coder, sites, lm):
             raise ConfigError(
-                "train.through_in_turn is for dictionaries whose latents write several places, each read at one of "
-                "them, as a cross-layer transcoder's. Set it to False."
+                "train.through_in_turn is for dictionaries with groups of latents that read one place each, as a "
+                "cross-layer transcoder's. Set it to False."
+            )
+        residual = [name for name in sites.writes if name.rpartition(".")[2].startswith("resid_")]
+        if isinstance(coder.topology, PerLayerTranscoder) and len(residual) > 1 and not t.through_in_turn:
+            raise ConfigError(
+                f"train.through={t.through}: each dictionary is rebuilt from what the model computes by itself, so "
+                f"that at {residual[-1]} hides those before it, and no loss would see them. Set "
+                "train.through_in_turn=True."
             )
         if t.through_rows % (devices * t.through_parts):
             raise ConfigError(

@@ -3,6 +3,7 @@
 from saejax.trained.coder import Origin, TrainedCoder, folded
 from saejax.trained.files import coder_of, is_saved, sites_of
 from saejax.trained.formats import FORMATS, Format, Kind, format_named, register_format
+from saejax.trained.layers import side_by_side
 from saejax.trained.sites import centred, check_widths, make_sites, sites_from_meta, sites_to_meta, unscaled
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "is_saved",
     "make_sites",
     "register_format",
+    "side_by_side",
     "sites_from_meta",
     "sites_of",
     "sites_to_meta",

@@ -99,8 +99,8 @@ class TrainConfig(OptimSettings):
     )
     through_in_turn: bool = setting(
         False,
-        "A dictionary that writes several places: each is rebuilt from what the replaced ones before it leave, not "
-        "from what the model computes by itself.",
+        "A dictionary with a group of latents for each layer: each is rebuilt from what the replaced ones before it "
+        "leave, not from what the model computes by itself.",
     )
     max_rows: int = setting(
         0, "Use at most so many stored activations (a sample limit); 0 uses all.", low=0, high=math.inf, needs=("rows",)

@@ -21,7 +21,7 @@ from saejax.attribution.rows import row_program
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm import LanguageModel
 from saejax.parallel import ParallelConfig, make_mesh
-from saejax.trained import Origin, TrainedCoder
+from saejax.trained import Origin, TrainedCoder, side_by_side
 
 ALL = AttributionConfig(max_features=0, chunk=16, block=64)
 SCALES = ("ln1_scale", "ln2_scale", "ln1_post_scale", "ln2_post_scale")
@@ -140,6 +140,14 @@ def test_a_column_is_what_adding_its_source_changes(family: str, topology: str) 
 @functools.cache
 def whole(family: str, topology: str) -> Graph:
     return attribute(lm_of(family), mlp_dictionaries(topology), prompt(), ALL)
+
+
+def test_transcoders_side_by_side_have_the_graph_of_each() -> None:
+    each = mlp_dictionaries("transcoder")
+    one = attribute(lm_of("gpt2"), [side_by_side(each)], prompt(), ALL)
+    want = whole("gpt2", "transcoder")
+    np.testing.assert_array_equal(one.features, want.features)
+    np.testing.assert_allclose(one.weights, want.weights, rtol=1e-4, atol=1e-5)
 
 
 def residual(name: str, layers: Sequence[int], **more: Any) -> list[TrainedCoder]:

@@ -58,7 +58,8 @@ LOSSES: dict[str, Tree] = {
         "pre_activation_coefficient": 0.2,
     },
 }
-CLTS = ("clt", "skip_clt", "causal_crosscoder")
+PER_LAYER = ("per_layer_autoencoder", "per_layer_transcoder")
+CLTS = ("clt", "skip_clt", "causal_crosscoder", *PER_LAYER)
 # Every topology and every sparsity once; the other pairs in .ci/run.
 ONCE = [("autoencoder", sparsity) for sparsity in SPARSITIES] + [(topology, "batchtopk") for topology in TOPOLOGIES]
 every_combination = pytest.mark.parametrize(
@@ -161,7 +162,8 @@ def _size(topology: str, x: np.ndarray) -> Any:
 def _written(topology: str, p: Arrays, f: np.ndarray) -> np.ndarray:
     """f W_dec, without bias."""
     if topology in CLTS:
-        layers = [sum(f[:, i] @ p[f"W_dec_{i}"][:, m - i] for i in range(m + 1)) for m in range(S)]
+        writers = [[m] if topology in PER_LAYER else range(m + 1) for m in range(S)]
+        layers = [sum(f[:, i] @ p[f"W_dec_{i}"][:, m - i] for i in writers[m]) for m in range(S)]
         return np.stack(layers, axis=1)
     return np.einsum("bf,f...->b...", f, p["W_dec"])
 
@@ -262,8 +264,10 @@ def _possible(topology: str, sparsity: str, code: str) -> bool:
     return code != "hierarchical" or "ranks" in SPARSITIES[sparsity].provides
 
 
-# Two that compute as a clt does: a skip adds nothing to what is selected, a causal crosscoder has y = x.
-LIKE_CLT = {"skip_clt": ("relu", "topk"), "causal_crosscoder": ("jumprelu",)}
+# Those that compute as a clt does: a skip adds nothing to what is selected, a causal crosscoder has y = x, and a layer
+# alone has one target.
+LIKE_CLT = {"skip_clt": ("relu", "topk"), "causal_crosscoder": ("jumprelu",), PER_LAYER[0]: ("batchtopk", "gated")}
+LIKE_CLT |= {PER_LAYER[1]: ("topk", "jumprelu")}
 
 
 # Every sparsity in an autoencoder, every other topology and code once.
@@ -276,6 +280,8 @@ QUICK = [
     ("clt", "topk", "whole"),
     ("skip_clt", "relu", "whole"),
     ("causal_crosscoder", "jumprelu", "whole"),
+    ("per_layer_autoencoder", "batchtopk", "whole"),
+    ("per_layer_transcoder", "topk", "whole"),
 ]
 
 
@@ -442,7 +448,7 @@ def test_aim_points_unit_weights_at_tokens(topology: str) -> None:
         if topology in CLTS:
             for layer in range(S):
                 _assert_unit_along(aimed["W_enc"][layer, :, latent], wanted_in[layer, latent, layer])
-                rows = (y[layer, latent] - np.asarray(p["b_dec"]))[layer:]
+                rows = (y[layer, latent] - np.asarray(p["b_dec"]))[layer : layer + 1 if topology in PER_LAYER else S]
                 _assert_unit_along(aimed[f"W_dec_{layer}"][latent], rows)
         else:
             _assert_unit_along(aimed["W_enc"][..., latent], wanted_in[latent])
@@ -513,7 +519,7 @@ def test_the_error_falls_in_a_few_steps_of_adam(topology: str, sparsity: str) ->
 
 # Each topology and each sparsity once, compiled; where b_enc of the dead begins, so that they are beside the living. A
 # latent that is never above 0 has no gradient from AuxK: where firing means being above 0, others bring it back.
-OWN_WAYS = [name for name in TOPOLOGIES if name != "causal_crosscoder"]  # which computes as a clt does
+OWN_WAYS = [name for name in TOPOLOGIES if name not in ("causal_crosscoder", *PER_LAYER)]  # these compute as a clt
 DIAGONAL = list(zip(OWN_WAYS, itertools.cycle(SPARSITIES), strict=False))
 DEAD_BIAS = {"relu": -0.5, "gated": -0.5, "topk": -0.1, "abs_topk": -0.15, "batchtopk": -0.2, "jumprelu": -0.4}
 OTHERS = {

@@ -15,6 +15,7 @@ import saejax
 from saejax.coders import CoderConfig, build
 from saejax.core.errors import ConfigError
 from saejax.kernels.batch import of_all_copies
+from saejax.kernels.groups import Groups
 from saejax.kernels.prefixes import prefix_errors, prefix_errors_reference
 from saejax.parallel import MODES, ParallelConfig, batch_sharding, make_mesh, replicated
 
@@ -26,7 +27,8 @@ WIDTHS = (R, R - 2)  # two groups, of which the second writes less
 def _arrays() -> tuple[Any, Any, Any, Any]:
     rng = np.random.default_rng(0)
     indices = np.stack([[rng.permutation(F)[:K] for _ in WIDTHS] for _ in range(B)]).astype(np.int32)
-    rows = tuple(rng.normal(size=(F, width)).astype(np.float32) for width in WIDTHS)
+    tables = tuple(rng.normal(size=(F, width)).astype(np.float32) for width in WIDTHS)
+    rows = Groups(tables, tuple(R - width for width in WIDTHS))
     values = rng.normal(size=(B, len(WIDTHS), K)).astype(np.float32)
     return values, indices, rows, rng.normal(size=(B, R)).astype(np.float32)
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from saejax.kernels.dead import decode_largest, decode_largest_reference
+from saejax.kernels.groups import Groups
 from saejax.parallel import ParallelConfig, make_mesh, on_mesh, replicated
 
 B, G, N, F, R = 8, 2, 3, 24, 4
@@ -66,7 +67,8 @@ def _call(k: int, dtype: str = "float32", block: int | None = 5) -> Any:
     def call(a: Arrays) -> Arrays:
         W, b = jnp.zeros((G, N, F)), jnp.zeros((G, F))  # their values do not matter: pre is known
 
-        def value(W: jax.Array, b: jax.Array, rows: Any) -> jax.Array:
+        def value(W: jax.Array, b: jax.Array, tables: Any) -> jax.Array:
+            rows = Groups(tuple(tables), tuple(R - length for length in LENGTHS))
             return decode_largest(a["x"], W, b, (a["pre"][:, 0], a["pre"][:, 1]), a["dead"], rows, k, dtype, block)
 
         out, pull = jax.vjp(value, W, b, a["rows"])
@@ -102,7 +104,8 @@ def test_value_and_gradients_equal_a_loop(values: str, dead: str) -> None:
     _same(_compiled(4)(a), want)
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda leaf: leaf.astype(np.float64) if leaf.dtype == np.float32 else leaf, a)
-        _same(decode_largest_reference(wide["pre"], wide["dead"], wide["rows"], 4), want["out"], 1e-12)
+        rows = Groups(tuple(wide["rows"]), tuple(R - length for length in LENGTHS))
+        _same(decode_largest_reference(wide["pre"], wide["dead"], rows, 4), want["out"], 1e-12)
 
 
 @pytest.mark.parametrize("shape", [(8, 1), (4, 2), (1, 8)])

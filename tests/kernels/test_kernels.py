@@ -14,6 +14,7 @@ from jax.test_util import check_grads
 
 from saejax.kernels.batch import DATA, greatest_of_batch, least_of_batch
 from saejax.kernels.dense import decode_dense, decode_dense_split, product
+from saejax.kernels.groups import Groups
 from saejax.kernels.sparse import (
     decode_groups,
     decode_rows,
@@ -102,17 +103,20 @@ def test_decode_rows_by_finite_differences() -> None:
 
 
 @pytest.mark.parametrize("decode", [decode_groups, decode_dense, decode_dense_split])
-def test_groups_with_rows_of_their_own_length_end_where_the_longest_ends(decode: Any) -> None:
+@pytest.mark.parametrize(("widths", "starts"), [((6, 4, 2), (0, 2, 4)), ((2, 2, 2), (0, 2, 4)), ((2, 3, 1), (3, 1, 4))])
+def test_groups_add_at_their_columns(decode: Any, widths: Any, starts: Any) -> None:
     """Output and both gradients, against float64 with every row written out at full length."""
-    widths, k, rng = (6, 4, 2), 3, np.random.default_rng(5)
+    k, rng, total = 3, np.random.default_rng(5), max(a + b for a, b in zip(widths, starts, strict=True))
     rows = tuple(rng.normal(size=(F, width)).astype(np.float32) for width in widths)
     values = rng.normal(size=(B, len(widths), k)).astype(np.float32)
     indices = np.argsort(rng.random((B, len(widths), F)), axis=2)[..., :k]
-    g_BD = rng.normal(size=(B, widths[0])).astype(np.float32)
+    g_BD = rng.normal(size=(B, total)).astype(np.float32)
 
     dense, kept = np.zeros((B, len(widths), F), np.float32), indices
     np.put_along_axis(dense, kept, values, axis=2)
-    full = np.stack([np.pad(r.astype(np.float64), ((0, 0), (widths[0] - r.shape[1], 0))) for r in rows])
+    full = np.zeros((len(widths), F, total))
+    for place, r, start in zip(full, rows, starts, strict=True):
+        place[:, start : start + r.shape[1]] = r
     want = np.einsum("bgf,gfd->bd", dense.astype(np.float64), full)
     d_dense, d_full = np.einsum("bd,gfd->bgf", g_BD, full), np.einsum("bgf,bd->gfd", dense, g_BD)
 
@@ -120,12 +124,12 @@ def test_groups_with_rows_of_their_own_length_end_where_the_longest_ends(decode:
         return decode(v, jnp.asarray(indices), rows) if decode is decode_groups else decode(v, rows, "float32")
 
     given, of_given = (values, np.take_along_axis(d_dense, kept, 2)) if decode is decode_groups else (dense, d_dense)
-    got, vjp = jax.vjp(jax.jit(out), jnp.asarray(given), tuple(map(jnp.asarray, rows)))
+    got, vjp = jax.vjp(jax.jit(out), jnp.asarray(given), Groups(tuple(map(jnp.asarray, rows)), starts))
     d_values, d_rows = vjp(jnp.asarray(g_BD))
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(d_values, of_given, rtol=1e-5, atol=1e-5)
-    for group, width in enumerate(widths):
-        np.testing.assert_allclose(d_rows[group], d_full[group][:, -width:], rtol=1e-5, atol=1e-5)
+    for group, (start, width) in enumerate(zip(starts, widths, strict=True)):
+        np.testing.assert_allclose(d_rows[group], d_full[group][:, start : start + width], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from tiny.covering import rest_in
 
 from saejax.kernels import listed, pairs
+from saejax.kernels.groups import Groups
 from saejax.kernels.selection import largest_listed, largest_of_rows
 from saejax.kernels.sparse import decode_rows
 from saejax.parallel import DATA, LATENT, ParallelConfig, make_mesh, on_mesh, replicated
@@ -98,7 +99,7 @@ def test_small_products_are_plain_and_large_ones_by_blocks(listed_pairs: bool, m
         if not listed_pairs:
             return decode_rows(values, latents, W)
         rows = jnp.repeat(jnp.arange(len(values), dtype=jnp.int32), 4)
-        return listed.decode_listed(values.reshape(-1), rows, latents.reshape(-1), (W,), len(values), 1)
+        return listed.decode_listed(values.reshape(-1), rows, latents.reshape(-1), Groups.one(W), len(values), 1)
 
     def gradients(values: Any, latents: Any, W: Any, x: Any) -> Any:
         return jax.value_and_grad(lambda v, W: (decoded(v, latents, W) * x).sum(), (0, 1))(values, W)
@@ -190,7 +191,7 @@ def test_listed_products_and_gradients_are_the_dense_ones(n_groups: int, shape: 
     rng, mesh = np.random.default_rng(3), make_mesh(ParallelConfig(shape))
     x, W_enc = rng.normal(size=(B, n_groups, D)), rng.normal(size=(n_groups, D, F))
     bias, tables = rng.normal(size=(n_groups, F)), [rng.normal(size=(F, D - 2 * g)) for g in range(n_groups)]
-    target = rng.normal(size=(B, D))
+    target, starts = rng.normal(size=(B, D)), tuple(2 * g for g in range(n_groups))
 
     def loss(tables: Any, W_enc: Any, bias: Any, x: Any) -> Any:
         pre = jnp.einsum("bgd,gdf->bgf", x, W_enc)
@@ -198,7 +199,7 @@ def test_listed_products_and_gradients_are_the_dense_ones(n_groups: int, shape: 
         rows, latents = largest_listed(jax.lax.stop_gradient(jax.nn.relu(pre)), most, most)
         kept = listed.kept_listed(x, W_enc, jax.lax.stop_gradient(pre), rows, latents, B)
         values = jax.nn.relu(kept + listed.of_latents_listed(bias, rows, latents, B))
-        out = listed.decode_listed(values, rows, latents, tuple(tables), B, n_groups)
+        out = listed.decode_listed(values, rows, latents, Groups(tuple(tables), starts), B, n_groups)
         dense = listed.spread_listed(values, rows, latents, (B, n_groups, F))
         counts = listed.tally_listed((values > 0).astype(jnp.int32), rows, latents, (B, n_groups, F))
         return (jnp.sin(out) * target).sum(), (out, dense, counts)

@@ -16,6 +16,7 @@ from benchmarks.collectives import Collective, collectives
 from benchmarks.equality import B, D, F, K, a_coder
 from saejax.coders import CoderConfig, Sites, build
 from saejax.kernels.dense import decode_dense_split
+from saejax.kernels.groups import Groups
 from saejax.kernels.selection import _sum_reaches, largest_mask, largest_of_rows
 from saejax.kernels.shards import WHOLE, shards_of
 from saejax.kernels.sparse import decode_groups, decode_rows, entries, kept_pre_activations, of_latents, spread, tally
@@ -83,7 +84,7 @@ def _products(a: dict[str, jax.Array]) -> dict[str, jax.Array]:
     i = a["indices"]
 
     def loss(v: jax.Array, W_FD: jax.Array, pre: jax.Array, W_DF: jax.Array, b: jax.Array) -> tuple[Any, Any]:
-        groups = (W_FD, W_FD[:, 1:])
+        groups = Groups((W_FD, W_FD[:, 1:]), (0, 1))
         out = {
             "decoded": decode_rows(v, i, W_FD),
             "groups": decode_groups(jnp.stack([v, -2 * v], axis=1), jnp.stack([i, (i + 1) % F], axis=1), groups),

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from tiny import tiny_experiment
 from tiny.attributed import LAYERS, dictionary, mlp_dictionaries
@@ -80,6 +81,52 @@ def test_the_loss_is_that_by_hand_and_falls() -> None:
     for _ in range(59):
         state, last = step(state, packed)
     assert float(last) < 0.5 * float(first)
+
+
+def test_a_dictionary_that_learns_too_has_the_gradient_of_both_losses() -> None:
+    """One step of plain descent in place of Adam's; what selects stays."""
+    lm, packed, (point,) = lm_of("gpt2"), rows(), POINT
+    sae = dictionary("autoencoder", POINT, POINT, preset="jumprelu")
+    how = dataclasses.replace(HOW, dictionary_lr=2e-3)
+    trainers = [PlainDescent(lm, sae, one, Sinks()) for one in (HOW, how)]
+    (alone, value), (both, other) = (trainer.step()(trainer.start(), packed) for trainer in trainers)
+    assert float(value) == pytest.approx(float(other), rel=1e-6)
+    for module, pair in alone["matrices"].items():  # the changes learn what they learn by themselves
+        for a, b in zip(pair, both["matrices"][module], strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-8)
+    learned = both["dictionary"]
+    assert learned.keys() == {"W_enc", "b_enc", "W_dec", "b_dec"} and alone["dictionary"] == {}
+
+    given = [packed[name] for name in ("tokens", "positions", "segments")]
+    keep, clean = np.asarray(packed["keep"]), lm.run(*given, capture=POINT)
+    x_RSD = np.asarray(clean[1][point], np.float64)
+
+    def parts(params: Any) -> tuple[float, float]:
+        """(R, L), by other functions than the training's."""
+        y_RSD = np.asarray(sae.coder.reconstruct(params, jnp.asarray(x_RSD.reshape(-1, 16), jnp.float32)), np.float64)
+        y_RSD = y_RSD.reshape(x_RSD.shape)
+        error = np.square(x_RSD - y_RSD)[keep].sum() / np.square(x_RSD[keep] - x_RSD[keep].mean(0)).sum()
+        logits, _ = lm.run(*given, edits={point: lambda x: jnp.where(keep[:, :, None], y_RSD, x)})
+        p, q = (np.asarray(jax.nn.log_softmax(one), np.float64) for one in (clean[0], logits))
+        ids = np.asarray(packed["segments"])
+        counted = (ids[:, 1:] == ids[:, :-1]) & (ids[:, 1:] >= 0)
+        return float(error), float((np.exp(p) * (p - q)).sum(-1)[:, :-1][counted].mean())
+
+    params = dict(sae.params)
+    share = parts(params)[1] / parts(params)[0]
+    for name in ("W_dec", "b_dec", "W_enc"):
+        got = (np.asarray(params[name]) - np.asarray(learned[name])) / how.dictionary_lr
+        way = np.random.default_rng(1).normal(size=got.shape)
+        way = 1e-3 * way / np.linalg.norm(way)
+        up, down = (parts(params | {name: np.float32(params[name] + s * way)}) for s in (1, -1))
+        along = [(a - b) / 2 for a, b in zip(up, down, strict=True)]
+        assert float((got * way).sum()) == pytest.approx(along[1] + share * along[0], rel=0.02, abs=1e-6), name
+
+
+class PlainDescent(Trainer):
+    @property
+    def _optimizer(self) -> optax.GradientTransformation:
+        return optax.sgd(self.how.lr)
 
 
 def test_only_blocks_behind_the_dictionary_change() -> None:
@@ -171,6 +218,21 @@ def test_the_command_says_what_it_brings_and_is_done_once(trained: Experiment, c
         run_adapt(Workspace(other), HOW)
 
 
+def test_the_dictionary_may_learn_too(trained: Experiment, tmp_path: Path) -> None:
+    """It lies beside the changes, goes on with them, and the figures are those of both."""
+    how = dataclasses.replace(HOW, dictionary_lr=1e-3)
+    found = run_adapt(Workspace(trained), how, tmp_path)
+    sae, lm = saejax.load(tmp_path / "dictionary"), saejax.load_lm("demo", backend="jax", adapter=tmp_path)
+    assert sae.fingerprint() == found["dictionary_sha256"] != saejax.load(trained.run.path).fingerprint()
+    work = Workspace(trained)
+    theirs = adapt.evaluate(sae.at(lm), lm, work.packer, trained.eval, trained.capture.sinks).metrics
+    assert found["ce_sae_adapted"] == pytest.approx(theirs["ce_sae"], rel=1e-5)
+    assert found["fve_adapted"] == pytest.approx(theirs["fve"], rel=1e-5)
+    saejax.load(trained.run.path).save(tmp_path / "dictionary")
+    with pytest.raises(DataError, match=r"is not what adapter\.json is about"):
+        run_adapt(Workspace(trained), how, tmp_path)
+
+
 def test_a_damaged_state_is_named_and_one_of_something_else_is_not_taken(tmp_path: Path) -> None:
     trainer = Trainer(lm_of("gpt2"), sae_at(), HOW, Sinks())
     state, path = trainer.start(), tmp_path / "state.safetensors"
@@ -192,7 +254,7 @@ def test_an_adapter_that_was_changed_is_not_taken_for_what_was_made(
     found = run_adapt(Workspace(trained), HOW, tmp_path)
     adapter = Adapter.read(tmp_path)
     dataclasses.replace(adapter, scale=1.0).write(tmp_path, "demo")
-    with pytest.raises(DataError, match=r"is not the one that adapter\.json is about"):
+    with pytest.raises(DataError, match=r"is not what adapter\.json is about"):
         run_adapt(Workspace(trained), HOW, tmp_path)
     assert run_adapt(Workspace(trained), HOW, tmp_path, redo=True) == found
     assert Adapter.read(tmp_path).sha256 == adapter.sha256

@@ -53,6 +53,7 @@ from saejax.training.profile import step_bytes
 ONE = ParallelConfig((1, 1))
 CASES = {**SIDES, "autoencoder": ((HOOK,), (HOOK,))}
 QUICK = ("autoencoder", "transcoder", "clt")
+SIDE = "per_layer_autoencoder"  # where both are replaced at once, the second hides the first
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +85,8 @@ def made(topology: str, sparsity: str = "relu") -> tuple[Coder, Sites, dict[str,
 
 
 @pytest.mark.parametrize(
-    "topology", [name if name in QUICK else pytest.param(name, marks=pytest.mark.soak) for name in CASES]
+    "topology",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.soak) for name in CASES if name != SIDE],
 )
 def test_value_and_gradient_are_those_by_hand(lm: LanguageModel, packed: PackedRows, topology: str) -> None:
     """Value: float64, three separate runs and a loop over all pairs of tokens. Gradient: differences of the value."""
@@ -111,7 +113,12 @@ def test_value_and_gradient_are_those_by_hand(lm: LanguageModel, packed: PackedR
 
 
 @pytest.mark.parametrize(
-    "topology", ["clt", *(pytest.param(name, marks=pytest.mark.soak) for name in ("skip_clt", "causal_crosscoder"))]
+    "topology",
+    [
+        "clt",
+        SIDE,
+        *(pytest.param(n, marks=pytest.mark.soak) for n in ("skip_clt", "causal_crosscoder", "per_layer_transcoder")),
+    ],
 )
 def test_in_turn_its_value_and_gradient_are_those_by_hand(lm: LanguageModel, packed: PackedRows, topology: str) -> None:
     """What the evaluation calls kl_in_turn; also in the training's own scales. Gradient: differences of the value."""
@@ -141,8 +148,13 @@ def test_in_turn_is_refused_where_nothing_comes_in_turn(lm: LanguageModel) -> No
     """One place alone, or places that the model has not computed when a group is read."""
     for topology in ("transcoder", "crosscoder"):
         coder, sites, _ = made(topology)
-        with pytest.raises(ConfigError, match="is for dictionaries whose latents write several"):
+        with pytest.raises(ConfigError, match="with groups of latents that read one place each"):
             loss_of(lm, coder, sites, 8, through_in_turn=True)
+    coder, sites, _ = made(SIDE)
+    with pytest.raises(
+        ConfigError, match=r"blocks\.1\.resid_mid hides those before it.*Set train\.through_in_turn=True"
+    ):
+        loss_of(lm, coder, sites, 8)
     coder, sites, _ = made("clt")
     assert has_turns(coder, sites, lm)
     late = dataclasses.replace(sites, reads=sites.reads[::-1], writes=sites.writes[::-1])

@@ -106,7 +106,7 @@ def mlp_dictionaries(
     keep their compiled programs.
     """
     reads, writes = (tuple(f"blocks.{i}.{name}" for i in range(LAYERS)) for name in ("mlp_in", "mlp_out"))
-    if topology.endswith("clt"):
+    if topology.endswith("clt") or topology.startswith("per_layer"):
         return (dictionary(topology, reads, writes, seed, d_sae=d_sae, preset=preset),)
     return tuple(
         dictionary(topology, (r,), (w,), seed + i, d_sae=d_sae, preset=preset)

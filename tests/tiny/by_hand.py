@@ -170,6 +170,8 @@ SIDES = {
     "causal_crosscoder": (RESIDUALS, RESIDUALS),
     "clt": (MLPS_IN, MLPS_OUT),
     "skip_clt": (MLPS_IN, MLPS_OUT),
+    "per_layer_autoencoder": (RESIDUALS, RESIDUALS),
+    "per_layer_transcoder": (MLPS_IN, MLPS_OUT),
 }
 
 
@@ -216,9 +218,10 @@ def numpy_coder(
         f = np.maximum(pre, 0)
         return np.where(pre >= np.sort(pre, axis=1)[:, -4:-3], f, 0) if sparsity == "topk" else f
 
-    if topology in ("clt", "skip_clt", "causal_crosscoder"):
+    if topology in ("clt", "skip_clt", "causal_crosscoder", "per_layer_autoencoder", "per_layer_transcoder"):
         f = [code(x[:, i] @ p["W_enc"][i] + p["b_enc"][i]) for i in range(n_sites)]
-        into = [p["b_dec"][m] + sum(f[i] @ p[f"W_dec_{i}"][:, m - i] for i in range(m + 1)) for m in range(n_sites)]
+        writers = [[m] if topology.startswith("per_layer") else range(m + 1) for m in range(n_sites)]
+        into = [p["b_dec"][m] + sum(f[i] @ p[f"W_dec_{i}"][:, m - i] for i in writers[m]) for m in range(n_sites)]
         if "W_skip" in p:
             into = [y + x[:, m] @ p["W_skip"][m] for m, y in enumerate(into)]
         return np.concatenate(f, axis=1), np.stack(into, axis=1)
