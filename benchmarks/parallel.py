@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import optax
 from absl import app, flags
 
-from benchmarks.collectives import collectives
 from saejax.coders import Coder, CoderConfig, Sites, build
 from saejax.parallel import ParallelConfig, batch_sharding, make_mesh, replicated
+from saejax.plans.collectives import collectives
 from saejax.training.config import TrainConfig
 from saejax.training.optim import make_optimizer, make_schedule
 from saejax.training.state import TrainState, abstract_state, make_init

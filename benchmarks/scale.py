@@ -16,11 +16,11 @@ from pathlib import Path
 import jax
 from absl import app
 
-from benchmarks.collectives import collectives
 from saejax.app.experiment import Experiment, with_settings
 from saejax.coders import Coder, build
 from saejax.experiment import experiment
 from saejax.parallel import ParallelConfig, make_mesh
+from saejax.plans.collectives import collectives
 from saejax.plans.devices import devices
 from saejax.plans.laws import roofline, training_peak
 from saejax.plans.programs import Footprint, step_program
@@ -66,7 +66,6 @@ class Row:
 
     mesh: tuple[int, int]
     work: Footprint
-    sent: float
     in_branches: float
     by_kind: dict[str, float]
     batch: int
@@ -82,7 +81,7 @@ class Row:
         if self.devices > MACHINE:
             card = dataclasses.replace(card, link=NETWORK)
         peak = training_peak(card, "auto")
-        whole = roofline(card, dataclasses.replace(self.work, sent=self.sent), peak)
+        whole = roofline(card, self.work, peak)
         return whole, whole - roofline(card, dataclasses.replace(self.work, sent=0.0, collectives=0), peak)
 
 
@@ -103,7 +102,7 @@ def measured(case: Case, mesh_shape: tuple[int, int]) -> Row:
             always[one.kind] = always.get(one.kind, 0.0) + one.sent
     branches = sum(one.sent for one in found if one.branch)
     stored = 2 * case.d_in * len({*sides[0], *sides[1]})
-    return Row(mesh_shape, work, sum(always.values()), branches, always, batch, stored)
+    return Row(mesh_shape, work, branches, always, batch, stored)
 
 
 def coder_of(case: Case, e: Experiment) -> Coder:
@@ -131,9 +130,9 @@ def lines(case: Case) -> Iterator[str]:
         rate = row.batch / whole
         store = rate * row.stored / max(1, row.devices // MACHINE) / 1e9
         cells = [str(row.devices), f"{shape[0]}, {shape[1]}", gb(row.work.state), gb(row.work.temporaries), fits]
-        cells += [gb(row.sent), most, gb(row.in_branches), f"{1e3 * whole:.1f}", f"{links / whole:.0%}"]
+        cells += [gb(row.work.sent), most, gb(row.in_branches), f"{1e3 * whole:.1f}", f"{links / whole:.0%}"]
         yield f"| {' | '.join([*cells, f'{rate:,.0f}', f'{store:.2f}'])} |"
-        print(row.devices, shape, f"{row.sent / 1e9:.3f} GB", row.by_kind, flush=True)
+        print(row.devices, shape, f"{row.work.sent / 1e9:.3f} GB", row.by_kind, flush=True)
     yield ""
 
 

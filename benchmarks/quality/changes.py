@@ -185,7 +185,7 @@ def _unrolled(steps: int, rate: float = 0.3, everywhere: bool = False) -> tuple[
 # in 200,000 steps until the last. Here the threshold has so many steps to follow.
 _DETACHED = {"prefixes_detached": True}
 _WIDTHS = {"prefixes": (1 / 32, 1 / 8, 1 / 2, 1.0)}
-MATRYOSHKA = NOW["matryoshka, 2026-11-27"]
+TOPK, MATRYOSHKA = NOW["topk, 2026-11-27"], NOW["matryoshka, 2026-11-27"]
 LISTA_MATRYOSHKA = (
     *(
         Change(
@@ -281,6 +281,14 @@ CHANGES = (
         for before in NOW.values()
     ),
     *LISTA_MATRYOSHKA,
+    # Above on demo and truth when they began at earlier defaults.
+    *(
+        Change(f"topk: {what}", TOPK, _changed(TOPK, **changes), everywhere=True)
+        for what, changes in (
+            ("Multi-TopK (`coder.multi_topk_coefficient`)", {"coder": {"multi_topk_coefficient": 0.125}}),
+            ("the encoder sees whitened x, to the power 1/4", {"hooks": Hooks(whitening=0.25)}),
+        )
+    ),
 )
 
 

@@ -29,6 +29,7 @@ from saejax.lm.conventions import DecoderConfig
 from saejax.lm.forward import forward_program
 from saejax.lm.shape import ModelShape
 from saejax.parallel import batch_sharding, on_mesh, sharding_of
+from saejax.plans.collectives import collectives
 from saejax.text import Tokenizer
 from saejax.through import Through
 from saejax.training import Program
@@ -36,14 +37,6 @@ from saejax.training.profile import step_bytes
 
 # Blocks of a model that are compiled; all further ones need no more memory at once.
 _BLOCKS = 2
-
-_COLLECTIVE = re.compile(
-    r"^\s+(?:ROOT )?%?[\w.\-]+ = (.*?) "
-    r"(all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(?:-start)?\("
-)
-# Which devices take part: {{0,1},{2,3}}, or [2,2]<=[4] for groups of two.
-_GROUP, _GROUPS = re.compile(r"replica_groups=\{\{([\d,]+)\}"), re.compile(r"replica_groups=\[\d+,(\d+)\]")
-_ARRAY = re.compile(r"(pred|[suf]\d+|bf16)\[([\d,]*)\]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +49,8 @@ class Footprint:
         temporaries: bytes of results and of what is between.
         flops, moved: floating-point operations, and bytes read and written, as XLA counts them (a loop's body once).
         operations: instructions that run by themselves.
-        sent: bytes that collectives carry away from it.
-        collectives: how many there are.
+        sent: bytes that collectives carry away from it in a run; those in branches, as for dead latents, are left out.
+        collectives: how many there are, each as often as its loop runs.
         amounts: of work, by which the measured law of its kind says its seconds (`laws`).
     """
 
@@ -192,9 +185,7 @@ def bytes_on_one(tree: Any) -> float:
 def _footprint(compiled: Any, state: float, batch: float) -> Footprint:
     costs = compiled.cost_analysis() or {}
     text = compiled.as_text()
-    spread = re.search(r"\bnum_partitions=(\d+)", text)
-    devices = int(spread[1]) if spread else 1
-    sizes = [sent for line in text.splitlines() if (sent := sent_by(line, devices)) > 0]
+    always = [one for one in collectives(text) if not one.branch]
     entry = text[text.find("\nENTRY ") :]
     operations = len(re.findall(r" (?:fusion|dot|custom-call|while|conditional|sort|scatter|gather|copy)\(", entry))
     whole = step_bytes(compiled.memory_analysis())
@@ -205,22 +196,6 @@ def _footprint(compiled: Any, state: float, batch: float) -> Footprint:
         flops=float(costs.get("flops", 0.0)),
         moved=float(costs.get("bytes accessed", 0.0)),
         operations=operations,
-        sent=float(sum(sizes)),
-        collectives=len(sizes),
+        sent=float(sum(one.sent for one in always)),
+        collectives=sum(one.times for one in always),
     )
-
-
-def sent_by(line: str, devices: int) -> float:
-    """Bytes that each device sends for a line of a program that is compiled for so many; 0 where it is no collective.
-
-    Of n devices in a ring a sum of s bytes sends 2 s (n - 1) / n, the others s (n - 1) / n.
-    """
-    if not (match := _COLLECTIVE.match(line)):
-        return 0.0
-    listed, counted = _GROUP.search(line), _GROUPS.search(line)
-    n = len(listed[1].split(",")) if listed else int(counted[1]) if counted else devices
-    array_bytes = 0
-    for kind, dims in _ARRAY.findall(match[1]):
-        width = 1 if kind == "pred" else int(re.sub(r"\D", "", kind)) / 8
-        array_bytes += int(math.prod(int(d) for d in dims.split(",") if d) * width)
-    return (2 if match[2] == "all-reduce" else 1) * array_bytes * (n - 1) / n

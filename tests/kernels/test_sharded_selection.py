@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from benchmarks.collectives import Collective, collectives
 from benchmarks.equality import B, D, F, K, a_coder
 from saejax.coders import CoderConfig, Sites, build
 from saejax.kernels.dense import decode_dense_split
@@ -21,6 +20,7 @@ from saejax.kernels.selection import _sum_reaches, largest_mask, largest_of_rows
 from saejax.kernels.shards import WHOLE, shards_of
 from saejax.kernels.sparse import decode_groups, decode_rows, entries, kept_pre_activations, of_latents, spread, tally
 from saejax.parallel import DATA, LATENT, ParallelConfig, batch_sharding, make_mesh, on_mesh, replicated, tree_shardings
+from saejax.plans.collectives import Collective, collectives
 from saejax.trained import TrainedCoder
 
 MESHES = ((8, 1), (4, 2), (2, 4), (1, 8))

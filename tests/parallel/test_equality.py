@@ -13,9 +13,9 @@ import optax
 import pytest
 from tiny.covering import rest_in
 
-from benchmarks.collectives import collectives
 from benchmarks.equality import ALONE, LAYERS, LIMIT, B, D, F, K, Place, a_coder, difference, program, same_l0, trained
 from benchmarks.parallel import least
+from saejax.plans.collectives import collectives
 from saejax.training.config import TrainConfig
 from saejax.training.state import init_state, make_init
 

@@ -14,11 +14,12 @@ from saejax.coders import CoderConfig, Sites, build
 from saejax.core.errors import ConfigError
 from saejax.evals.evaluate import clean_run, spliced_run
 from saejax.lm import load_lm
-from saejax.parallel import batch_sharding, replicated
+from saejax.parallel import DATA, ParallelConfig, batch_sharding, make_mesh, replicated
 from saejax.plans import lm_stages
+from saejax.plans.collectives import collectives
 from saejax.plans.models import shape_of
 from saejax.plans.outline import Outline, mesh_of
-from saejax.plans.programs import bytes_on_one, forward_footprint, sent_by, step_program
+from saejax.plans.programs import _footprint, bytes_on_one, forward_footprint, step_program
 from saejax.training.profile import step_bytes
 
 MESHES = ((1, 1), (4, 1), (2, 2), (1, 4))
@@ -137,9 +138,15 @@ def test_bytes_on_one_device_are_those_of_its_shards() -> None:
     assert bytes_on_one(shapes) == 2 * 3 * 4 + 5
 
 
+GROUPS_OF_TWO = "replica_groups=mesh['data'=2,'latent'=2] {'latent'}"
+
+
 @pytest.mark.parametrize(
     ("line", "sent"),
     [
+        (f"  %p = f32[6]{{0}} all-reduce(%x), {GROUPS_OF_TWO}, to_apply=%add", 24.0),
+        ("  %s = f32[10]{0} reduce-scatter(%x), replica_groups={{0,1,2,3}}, dimensions={0}", 40 * 3.0),
+        ("  %c = f32[10]{0} collective-permute(%x), source_target_pairs={{0,1},{1,0}}", 40.0),
         ("  %all-reduce.1 = f32[10,5]{1,0} all-reduce(%x), replica_groups={{0,1,2,3}}, to_apply=%add", 2 * 200 * 3 / 4),
         ("  ROOT %r = (f32[4]{0}, bf16[2]{0}) all-reduce(%x, %y), replica_groups=[2,2]<=[4], to_apply=%add", 20.0),
         ("  %a = pred[8]{0} all-gather(%x), replica_groups={{0,1},{2,3}}, dimensions={0}", 4.0),
@@ -149,7 +156,28 @@ def test_bytes_on_one_device_are_those_of_its_shards() -> None:
     ],
 )
 def test_what_a_collective_sends(line: str, sent: float) -> None:
-    assert sent_by(line, 4) == sent
+    text = f"HloModule one, num_partitions=4\n\nENTRY %main (x: f32[10]) -> f32[10] {{\n{line}\n}}\n"
+    assert sum(one.sent for one in collectives(text)) == sent
+
+
+def test_a_loop_sends_as_often_as_it_runs_and_what_a_branch_sends_is_not_the_plan_s() -> None:
+    """Seven turns with a sum over four devices, and a branch with another."""
+    mesh = make_mesh(ParallelConfig((4, 1)), jax.devices()[:4])
+
+    def local(x: jax.Array) -> jax.Array:
+        def turn(i: jax.Array, y: jax.Array) -> jax.Array:
+            return jax.lax.psum(y, DATA) / 4
+
+        x = jax.lax.fori_loop(0, 7, turn, x)
+        return jax.lax.cond(x.sum() > 0, lambda y: jax.lax.psum(y, DATA), lambda y: y, x)
+
+    whole = jax.sharding.PartitionSpec()
+    run = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False))
+    compiled = run.lower(jax.ShapeDtypeStruct((8,), jnp.float32)).compile()
+    found = sorted((one.branch, one.times, one.sent) for one in collectives(compiled.as_text()))
+    assert found == [(False, 7, 7 * 2 * 32 * 3 / 4), (True, 1, 2 * 32 * 3 / 4)]
+    work = _footprint(compiled, 0.0, 0.0)
+    assert (work.sent, work.collectives) == (7 * 2 * 32 * 3 / 4, 7)
 
 
 def test_a_step_on_one_device_sends_nothing_and_on_several_at_least_its_gradients() -> None:

@@ -2,7 +2,8 @@
 
     for c in collectives(jax.jit(f).lower(...).compile().as_text()): print(c.kind, c.sent)
 
-A program is a tree of computations; one in a loop runs as often as the loop, one in a branch perhaps not at all.
+Those of one device move nothing, and are left out. A program is a tree of computations; one in a loop runs as often as
+the loop, one in a branch perhaps not at all.
 """
 
 import dataclasses
@@ -57,20 +58,22 @@ class Collective:
 def collectives(text: str) -> list[Collective]:
     """Every collective of a compiled program (`compiled.as_text()`), in no particular order."""
     bodies, entry = _computations(text)
-    return list(_walk(bodies, entry, 1, False))
+    spread = re.search(r"\bnum_partitions=(\d+)", text)
+    every = _walk(bodies, entry, int(spread[1]) if spread else 1, 1, False)
+    return [one for one in every if one.devices > 1]
 
 
-def _walk(bodies: dict[str, list[str]], name: str, times: int, branch: bool) -> Iterator[Collective]:
+def _walk(bodies: dict[str, list[str]], name: str, devices: int, times: int, branch: bool) -> Iterator[Collective]:
     for line in bodies.get(name, ()):
         found = _COLLECTIVE.search(line)
         if found:
-            yield Collective(found[2], _size(found[1]), _devices(line), times, branch)
+            yield Collective(found[2], _size(found[1]), _devices(line, devices), times, branch)
             continue  # the computation that it names adds two numbers
         trips = _TIMES.search(line)
         for how, names in _RUNS.findall(line):
             again = int(trips[1]) if trips and how == "body" else 1
             for inner in re.findall(r"%([\w.-]+)", names):
-                yield from _walk(bodies, inner, times * again, branch or how in _BRANCHES)
+                yield from _walk(bodies, inner, devices, times * again, branch or how in _BRANCHES)
 
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str]:
@@ -96,8 +99,8 @@ def _size(shape: str) -> int:
     )
 
 
-def _devices(line: str) -> int:
-    """How many devices a group has; the text writes groups in three ways."""
+def _devices(line: str, devices: int) -> int:
+    """How many of the program's devices a group has; the text writes groups in four ways."""
     if mesh := re.search(r"replica_groups=mesh\[([^\]]*)\].*?\{([^}]*)\}", line):
         sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh[1])}
         return math.prod(sizes[name] for name in re.findall(r"'(\w+)'", mesh[2]))
@@ -105,4 +108,4 @@ def _devices(line: str) -> int:
         return int(counted[1])
     if listed := re.search(r"replica_groups=\{\{([\d,]*)\}", line):
         return len(listed[1].split(","))
-    return 1 if "replica_groups" in line else 2  # a permutation names pairs
+    return devices if "replica_groups" in line else 2  # a permutation names pairs
