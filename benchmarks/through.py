@@ -56,6 +56,7 @@ GRAPHED, PROMPT = ("replacement", "completeness", "path", "skipped", "error"), 1
 
 _CONFIG = flags.DEFINE_string("config", "quickstart", "The experiment.")
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Trainings of each kind.")
+_KINDS = flags.DEFINE_list("kinds", [], f"Of {', '.join(KINDS)}; empty: all that the experiment has.")
 _FIRST = flags.DEFINE_integer("first_tokens", 0, "Activations of the first training; 0: the experiment's.")
 _TOKENS = flags.DEFINE_integer("tokens", 204_800, "Activations of what goes on.")
 _LR = flags.DEFINE_float(
@@ -229,7 +230,7 @@ def main(_: Sequence[str]) -> None:
         for kind in KINDS:
             if any((row["config"], row["kind"], row["seed"]) == (label(), kind, seed) for row in rows):
                 continue
-            if kind not in kinds():
+            if kind not in kinds() or (_KINDS.value and kind not in _KINDS.value):
                 continue
             if _MINUTES.value and time.monotonic() - started > 60 * _MINUTES.value:
                 break
