@@ -54,7 +54,7 @@ def _header(run: RunFiles) -> dict[str, Any]:
         "name": run.name,
         "trained": run.trained,
         "model": evaluation.get("model") or features.get("model") or _joined(lm.get("model")),
-        "hook_point": evaluation.get("hook_point") or features.get("hook_point") or _joined(hook_points),
+        "hook_point": _read_and_written(evaluation) or features.get("hook_point") or _joined(hook_points),
         "preset": _joined(evaluation.get("coder") or coder.get("preset")) or "",
         "d_in": _whole(evaluation.get("d_in")),
         "d_sae": _whole(evaluation.get("d_sae") or features.get("d_sae")),
@@ -65,6 +65,12 @@ def _header(run: RunFiles) -> dict[str, Any]:
         "gates_failed": len(failed_of(gates)),
         "gates_total": len(gates),
     }
+
+
+def _read_and_written(evaluation: dict[str, Any]) -> str | None:
+    """All hook points that a dictionary reads, and those that it writes where they are others."""
+    reads, writes = (_joined(evaluation.get(side)) for side in ("reads", "writes"))
+    return f"{reads} -> {writes}" if writes and reads != writes else reads or evaluation.get("hook_point")
 
 
 def _joined(value: Any) -> str | None:

@@ -186,6 +186,20 @@ def test_gates_are_counted_as_passed_failed_and_not_measured() -> None:
     assert (counted([old[0]]), failed_of([])) == ("1 of 1", [])
 
 
+@pytest.mark.parametrize(
+    ("reads", "writes", "shown"),
+    [
+        (["a"], ["a"], "a"),
+        (["a", "b"], ["a", "b"], "a, b"),
+        (["a", "b"], ["c", "d"], "a, b -> c, d"),
+    ],
+)
+def test_the_summary_names_every_hook_point(run: Path, reads: list[str], writes: list[str], shown: str) -> None:
+    content = EVALUATION | {"hook_point": reads[0], "reads": reads, "writes": writes}
+    (run / "eval.json").write_text(json.dumps(content))
+    assert summary_of(run)["run"]["hook_point"] == shown
+
+
 def test_the_summary_says_what_the_files_say(run: Path) -> None:
     summary = summary_of(run)
     header = summary["run"]
