@@ -83,9 +83,10 @@ def check(materials: M, numbers: Mapping[str, Any], checkpoints: Sequence[Checkp
         checkpoints: of the run: one that is begun asks for no source any more.
     """
     resolved = resolve(materials, numbers, tell)
-    e = resolved.materials.experiment
+    e, coder, sides = resolved.materials.experiment, resolved.coder, resolved.materials.sites
     if not is_begun(checkpoints):
-        refuse_start(e, resolved.coder, resolved.materials.sites, resolved.materials.source_coder)
+        refuse_start(e, coder, sides, resolved.materials.source_coder)
+    resolved.materials.beside(coder, unscaled_sites(coder, sides), resolved.mesh)  # which refuses by itself
     own_rows(resolved.mesh, e.train.batch_size, e.train.accumulate, e.train.neighbours)
     return resolved
 

@@ -32,7 +32,7 @@ from tiny.trainings import assert_same, final
 
 import saejax
 from saejax.app.experiment import Experiment
-from saejax.app.stages import run_capture, run_train
+from saejax.app.stages import run_capture, run_pipeline, run_train
 from saejax.app.sweep.run import run_sweep
 from saejax.app.workspace import Workspace
 from saejax.capture import Journal, Sinks
@@ -376,6 +376,19 @@ def test_what_cannot_be_is_refused_in_one_line(captured: Path, case: str) -> Non
     with pytest.raises(ConfigError, match=message) as error:
         run_train(Workspace(e))
     assert "\n" not in str(error.value) and not e.run.metrics.exists()
+
+
+def test_a_pipeline_refuses_it_before_it_captures(tmp_path: Path) -> None:
+    points = ("blocks.1.resid_post", "blocks.3.resid_post")
+    e = tiny_experiment(
+        tmp_path,
+        coder={"topology": "per_layer_autoencoder", "d_sae": 64},
+        capture={"hook_points": points},
+        train={"through": "kl", "through_rows": 2},
+    )
+    with pytest.raises(ConfigError, match=r"hides those before it.*through_in_turn=True"):
+        run_pipeline(Workspace(e))
+    assert not Path(e.store_dir("train")).exists()
 
 
 def test_a_hook_point_after_which_nothing_follows_and_a_sweep_are_refused(captured: Path, lm: LanguageModel) -> None:
