@@ -31,7 +31,7 @@ from saejax.lm.model import IN_MEMORY
 from saejax.trained.display import curves, html_card
 from saejax.trained.files import describe, read_folder, write_folder
 from saejax.trained.formats import format_named
-from saejax.trained.layers import layers_of
+from saejax.trained.per_layer import layers_of
 from saejax.trained.sites import check_widths, unscaled
 from saejax.trained.torch_module import torch_module
 

@@ -80,6 +80,7 @@ LOSSES = {
     "multi_topk": ["fvu", "multi_topk", "auxk", "lift"],
     "abs_topk": ["fvu", "auxk"],
     "batchtopk": ["fvu", "auxk", "lift"],
+    "lista_batchtopk": ["fvu", "auxk", "lift"],
     "jumprelu": ["fvu", "target_l0", "auxk", "lift"],
     "gemma_scope_2": ["matryoshka", "target_l0", "frequency"],
     "jumprelu_l0": ["fvu", "l0_loss"],

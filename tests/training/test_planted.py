@@ -39,6 +39,7 @@ TABLE: dict[str, Tree] = {
     "abs_topk": _NO_AUXK,
     "decorrelated": {},
     "batchtopk": {},
+    "lista_batchtopk": {},
     "jumprelu": {},
     "jumprelu_l0": {"l0_coefficient": 0.03, "normalize": "mean_square"},
     "gemma_scope_2": {"prefixes": (1.0,), "target_l0_coefficient": 1.0},  # equal features have no order
