@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,7 @@ def _changes(work: Workspace, trainer: Trainer, folder: Path, of: str) -> dict[s
     adapter.write(folder, str(trainer.lm.identity["model"]))
     made = {"tokens": how.steps * per_step, "adapter_sha256": adapter.sha256}
     if not how.dictionary_lr:
+        shutil.rmtree(folder / DICTIONARY, ignore_errors=True)  # of settings before --redo
         return made
     learned = trainer.dictionary(state)
     learned.save(folder / DICTIONARY)

@@ -47,10 +47,10 @@ class Coder:
     def init(self, key: jax.Array) -> Params:
         params = nn.meta.unbox(Declared(self.topology).init(key)["params"])
         shape = self.topology.latent_shape
-        learned = {name: jnp.full(shape, value, jnp.float32) for name, value in self._learned().items()}
+        learned = {name: jnp.full(shape, value, jnp.float32) for name, value in self.selecting().items()}
         return params | learned
 
-    def _learned(self) -> dict[str, float]:
+    def selecting(self) -> dict[str, float]:
         """Numbers of each latent that the selection learns, those of each step of the encoder too where it has them."""
         learned = self.sparsity.parameters()
         return learned | {own: learned[name] for _, name, own in self.lista.names(learned) if self.lista.own}
@@ -66,7 +66,7 @@ class Coder:
 
     def logical_axes(self) -> dict[str, Axes]:
         """{name of a parameter or statistic: logical axis of each of its dimensions}."""
-        of_latents = ("tokens_since_fired", *self._learned())
+        of_latents = ("tokens_since_fired", *self.selecting())
         scalars = [name for name in self.init_stats() if name not in of_latents]
         of_sparsity = dict.fromkeys(of_latents, self.topology.latent_axes) | dict.fromkeys(scalars, ())
         return _axes(self.topology) | of_sparsity

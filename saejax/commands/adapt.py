@@ -4,10 +4,9 @@
     saejax adapt --config=quickstart --rank=4 --projections=Q,K,V,O --steps=100
     saejax evaluate --config=quickstart --sae=runs/quickstart --config.lm.adapter=runs/quickstart/adapter
 
-The dictionary stays as it is, unless --dictionary_lr is set: then it learns too, and lies in adapter/dictionary. Only
-blocks behind it change. Writes adapter_config.json and adapter_model.safetensors,
-which PEFT reads, and adapter.json with what it brings. `lm.adapter` loads the changes wherever a model is named.
-Continues where it was.
+Only blocks behind the dictionary change. It stays as it is; with --dictionary_lr it learns too, and lies in
+adapter/dictionary. Writes adapter_config.json and adapter_model.safetensors, which PEFT reads, and adapter.json with
+what it brings. `lm.adapter` loads the changes wherever a model is named. Continues where it was.
 """
 
 from pathlib import Path

@@ -94,7 +94,7 @@ class Trainer:
     def start(self) -> State:
         learned: State = {"matrices": self.adaptable.fresh(self.how.seed), "dictionary": {}}
         if self.how.dictionary_lr:
-            fixed = self.sae.coder.sparsity.parameters()
+            fixed = self.sae.coder.selecting()
             learned["dictionary"] = {n: jnp.asarray(v) for n, v in self.sae.params.items() if n not in fixed}
         return {"step": jnp.int32(0), **learned, "moments": self._optimizer.init(learned)}
 

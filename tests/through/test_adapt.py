@@ -22,6 +22,7 @@ from saejax.app.experiment import Experiment
 from saejax.app.stages import run_capture, run_evaluate, run_train
 from saejax.app.workspace import Workspace
 from saejax.capture import Sinks
+from saejax.coders.lista import Lista
 from saejax.commands.adapt import Adapt
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm import LanguageModel
@@ -96,6 +97,9 @@ def test_a_dictionary_that_learns_too_has_the_gradient_of_both_losses() -> None:
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-8)
     learned = both["dictionary"]
     assert learned.keys() == {"W_enc", "b_enc", "W_dec", "b_dec"} and alone["dictionary"] == {}
+    own, coder = {"threshold_0": sae.params["threshold"]}, dataclasses.replace(sae.coder, lista=Lista(1, own=True))
+    looks = dataclasses.replace(sae, coder=coder, params=dict(sae.params) | own)
+    assert PlainDescent(lm, looks, how, Sinks()).start()["dictionary"].keys() == learned.keys()
 
     given = [packed[name] for name in ("tokens", "positions", "segments")]
     keep, clean = np.asarray(packed["keep"]), lm.run(*given, capture=POINT)
@@ -231,6 +235,8 @@ def test_the_dictionary_may_learn_too(trained: Experiment, tmp_path: Path) -> No
     saejax.load(trained.run.path).save(tmp_path / "dictionary")
     with pytest.raises(DataError, match=r"is not what adapter\.json is about"):
         run_adapt(Workspace(trained), how, tmp_path)
+    run_adapt(Workspace(trained), HOW, tmp_path, redo=True)
+    assert not (tmp_path / "dictionary").exists()
 
 
 def test_a_damaged_state_is_named_and_one_of_something_else_is_not_taken(tmp_path: Path) -> None:
