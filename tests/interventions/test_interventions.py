@@ -74,9 +74,10 @@ def decoded(topology: str, p: dict[str, np.ndarray], f: np.ndarray, x: np.ndarra
     """Dec(f) [N, S, D] in float64, by the linearity of `numpy_coder` in its decoder."""
     p = {name: value.astype(np.float64) for name, value in p.items()}
     n_sites = x.shape[1]
-    if topology in ("clt", "skip_clt", "causal_crosscoder"):
-        f_NGF = f.reshape(len(f), n_sites, -1)
-        out = [sum(f_NGF[:, i] @ p[f"W_dec_{i}"][:, m - i] for i in range(m + 1)) for m in range(n_sites)]
+    if "W_dec_0" in p:
+        f_NGF, alone = f.reshape(len(f), n_sites, -1), topology.startswith("per_layer")
+        writers = [[m] if alone else range(m + 1) for m in range(n_sites)]
+        out = [sum(f_NGF[:, i] @ p[f"W_dec_{i}"][:, m - i] for i in writers[m]) for m in range(n_sites)]
         out = [y + p["b_dec"][m] for m, y in enumerate(out)]
         return np.stack([y + x[:, m] @ p["W_skip"][m] if "W_skip" in p else y for m, y in enumerate(out)], axis=1)
     if topology == "crosscoder":
