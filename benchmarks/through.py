@@ -145,7 +145,7 @@ def adapted(work: Workspace, kind: str, seed: int) -> Row:
 def each_alone(work: Workspace, seed: int, settings: Row) -> Row:
     """Dictionaries that go on one by one, evaluated side by side."""
     folder, learned, seconds = work.experiment.run.path / "parts", [], 0.0
-    for point, sae in zip(points(), saejax.load(work.experiment.run.path).layers(), strict=True):
+    for point, sae in zip(points(), saejax.layers(saejax.load(work.experiment.run.path)), strict=True):
         sae.save(folder / point)
         of_one = {"coder.topology": "autoencoder", "capture.hook_points": (point,), "store": f"layers-{point}"}
         one = finished(f"{seed}-alone-{point}", settings | of_one | {"train.init_from": str(folder / point)})

@@ -9,7 +9,7 @@ saejax.steer(sae, lm, prompt, 17)          # what the model writes with latent 1
 saejax.graph(sae, lm, prompt)              # which features lead to the next token
 saejax.probes(sae, lm, "all")              # what few latents tell about labelled texts
 saejax.convert(place, folder, "saelens")   # another project's format
-saejax.side_by_side([sae, other])          # several dictionaries as one
+saejax.side_by_side([sae, other])          # several dictionaries as one; saejax.layers: each by itself
 saejax.report("runs/quickstart")           # the page of a run
 saejax.plan("models:gpt2", "h100")         # memory, time and cost of an experiment
 saejax.study("study_quickstart")           # from a behaviour to the features that cause it
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from saejax.lm import load_lm
     from saejax.plans.command import plan
     from saejax.studies.run import study
-    from saejax.trained import TrainedCoder, register_format, side_by_side
+    from saejax.trained import TrainedCoder, layers, register_format, side_by_side
 
 __all__ = [
     "TrainedCoder",
@@ -46,6 +46,7 @@ __all__ = [
     "features",
     "from_pretrained",
     "graph",
+    "layers",
     "load",
     "load_lm",
     "plan",
@@ -78,6 +79,7 @@ _HOME = {
     "from_pretrained": "saejax.app.pretrained",
     "push_to_hub": "saejax.app.push",
     "TrainedCoder": "saejax.app.load",  # with the formats that it is saved in
+    "layers": "saejax.trained",
     "side_by_side": "saejax.trained",
     "load_lm": "saejax.lm",
     "default_config": "saejax.experiment",

@@ -14,7 +14,7 @@ from saejax.coders import PerLayerTranscoder
 from saejax.core.errors import ConfigError, DataError
 from saejax.interop import FORMATS, dictionaries_below
 from saejax.runs import Run
-from saejax.trained import Format, TrainedCoder, format_named
+from saejax.trained import Format, TrainedCoder, format_named, layers
 
 # Tokens on which a written coder is compared with its source, and the latents that each is made to fire.
 _TOKENS, _FIRING = 64, 8
@@ -93,7 +93,7 @@ def conversions(
         form = format_named(to)
         for place in places:
             sae = load(place, step, hook_points)
-            for part, _ in _parts(sae, destination, to):
+            for part, _ in _one_by_one(sae, destination, to):
                 refuse(place, part, form)
             models[place] = sae.origin.model
     together = len(places) == 1 or (to != "saejax" and form.sets)
@@ -101,17 +101,17 @@ def conversions(
         refuse_several_models(models)
     for place, name in zip(places, _own_names(places), strict=True):
         whole, folder = load(place, step, hook_points), destination if together else destination / name
-        for sae, within in _parts(whole, folder, to):
+        for sae, within in _one_by_one(whole, folder, to):
             notes = [*sae.origin.notes, *sae.save(within, format=to)]
             yield Converted(place, within, to, repr(sae), [*notes, compared(sae, within, to, hook_points)])
 
 
-def _parts(sae: TrainedCoder, folder: Path, to: str) -> list[tuple[TrainedCoder, Path]]:
+def _one_by_one(sae: TrainedCoder, folder: Path, to: str) -> list[tuple[TrainedCoder, Path]]:
     """(dictionary, its folder): of a per-layer topology each by itself, since no other project has them in one."""
     if to == "saejax" or not isinstance(sae.coder.topology, PerLayerTranscoder):
         return [(sae, folder)]
     sets = format_named(to).sets
-    return [(one, folder if sets else folder / one.hook_point) for one in sae.layers()]
+    return [(one, folder if sets else folder / one.hook_point) for one in layers(sae)]
 
 
 def refuse(place: str, sae: TrainedCoder, to: Format) -> None:

@@ -1,4 +1,6 @@
-"""What groups of latents write, and where: the layers of a cross-layer transcoder, or dictionaries side by side.
+"""Decoder rows of groups of latents, and the columns to which each adds.
+
+Groups are the layers of a cross-layer transcoder, or dictionaries side by side.
 
 Shape letters: B tokens, F latents, D width of all that is written, R of what one group writes.
 """

@@ -1,4 +1,4 @@
-"""What a compiled program sends between devices, read from its text.
+"""Bytes that a compiled program sends between devices, read from its text.
 
     for c in collectives(jax.jit(f).lower(...).compile().as_text()): print(c.kind, c.sent)
 
@@ -11,10 +11,10 @@ import math
 import re
 from collections.abc import Iterator
 
-KINDS = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all")
+MOVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all")
 _BYTES = {"pred": 1, "bf16": 2} | {f"{kind}{8 * n}": n for kind in "suf" for n in (1, 2, 4, 8)}
 _SHAPE = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
-_COLLECTIVE = re.compile(rf" = (.*?) ({'|'.join(KINDS)})(?:-start)?\(")
+_COLLECTIVE = re.compile(rf" = (.*?) ({'|'.join(MOVES)})(?:-start)?\(")
 # Where an instruction names computations that it runs.
 _RUNS = re.compile(
     r"\b(body|calls|to_apply|true_computation|false_computation|branch_computations)=(\{[^}]*\}|%[\w.-]+)"
@@ -28,7 +28,7 @@ class Collective:
     """One instruction that moves data between devices.
 
     Attributes:
-        kind: of `KINDS`.
+        kind: of `MOVES`.
         size: bytes of its result on one device.
         devices: how many take part together.
         times: how often it runs in a run of the program.
@@ -59,11 +59,13 @@ def collectives(text: str) -> list[Collective]:
     """Every collective of a compiled program (`compiled.as_text()`), in no particular order."""
     bodies, entry = _computations(text)
     spread = re.search(r"\bnum_partitions=(\d+)", text)
-    every = _walk(bodies, entry, int(spread[1]) if spread else 1, 1, False)
+    every = _in_tree(bodies, entry, int(spread[1]) if spread else 1, 1, False)
     return [one for one in every if one.devices > 1]
 
 
-def _walk(bodies: dict[str, list[str]], name: str, devices: int, times: int, branch: bool) -> Iterator[Collective]:
+def _in_tree(
+    bodies: dict[str, list[str]], name: str, devices: int, times: int, branch: bool
+) -> Iterator[Collective]:
     for line in bodies.get(name, ()):
         found = _COLLECTIVE.search(line)
         if found:
@@ -73,7 +75,7 @@ def _walk(bodies: dict[str, list[str]], name: str, devices: int, times: int, bra
         for how, names in _RUNS.findall(line):
             again = int(trips[1]) if trips and how == "body" else 1
             for inner in re.findall(r"%([\w.-]+)", names):
-                yield from _walk(bodies, inner, devices, times * again, branch or how in _BRANCHES)
+                yield from _in_tree(bodies, inner, devices, times * again, branch or how in _BRANCHES)
 
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str]:
@@ -100,7 +102,7 @@ def _size(shape: str) -> int:
 
 
 def _devices(line: str, devices: int) -> int:
-    """How many of the program's devices a group has; the text writes groups in four ways."""
+    """The number of the program's devices in a group; the text writes groups in four ways."""
     if mesh := re.search(r"replica_groups=mesh\[([^\]]*)\].*?\{([^}]*)\}", line):
         sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh[1])}
         return math.prod(sizes[name] for name in re.findall(r"'(\w+)'", mesh[2]))

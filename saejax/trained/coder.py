@@ -31,7 +31,6 @@ from saejax.lm.model import IN_MEMORY
 from saejax.trained.display import curves, html_card
 from saejax.trained.files import describe, read_folder, write_folder
 from saejax.trained.formats import format_named
-from saejax.trained.per_layer import layers_of
 from saejax.trained.sites import check_widths, unscaled
 from saejax.trained.torch_module import torch_module
 
@@ -333,14 +332,6 @@ class TrainedCoder:
         what = f"The coder of {self.origin.source or self.hook_point}"
         check_widths(what, widths, f"the model {lm.identity['model']}", lm.hook_points())
         return dataclasses.replace(self, sites=sites)
-
-    def layers(self) -> "list[TrainedCoder]":
-        """The dictionaries of a per-layer topology, each by itself, in the order of the hook points that they read.
-
-        Raises:
-            ConfigError: it is one dictionary.
-        """
-        return layers_of(self)
 
     def with_k(self, k: int) -> "TrainedCoder":
         """The same coder keeping the k largest latents of a token (and layer): a HierarchicalTopK at any k.

@@ -2,26 +2,27 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from saejax.coders import Autoencoder, Coder, PerLayerAutoencoder, PerLayerTranscoder, Sites, Transcoder
 from saejax.core.errors import ConfigError
+from saejax.trained.coder import TrainedCoder
 from saejax.trained.sites import centred
 
-if TYPE_CHECKING:
-    from saejax.trained.coder import TrainedCoder
-
-_ALONE = {Autoencoder: PerLayerAutoencoder, Transcoder: PerLayerTranscoder}
+_SEVERAL = {Autoencoder: PerLayerAutoencoder, Transcoder: PerLayerTranscoder}
 
 
-def layers_of(sae: "TrainedCoder") -> "list[TrainedCoder]":
-    """`TrainedCoder.layers`."""
+def layers(sae: TrainedCoder) -> list[TrainedCoder]:
+    """The dictionaries of a per-layer topology, each by itself, in the order of the hook points that they read.
+
+    Raises:
+        ConfigError: it is one dictionary.
+    """
     topology = sae.coder.topology
-    alone = next((one for one, several in _ALONE.items() if type(topology) is several), None)
+    alone = next((one for one, several in _SEVERAL.items() if type(topology) is several), None)
     if alone is None:
-        raise ConfigError(f"{sae!r} is one dictionary; layers() is for those of a per-layer topology.")
+        raise ConfigError(f"{sae!r} is one dictionary; layers is for those of a per-layer topology.")
     found = []
     for layer, (read, write) in enumerate(zip(sae.sites.reads, sae.sites.writes, strict=True)):
         params = {name: np.asarray(value)[layer] for name, value in sae.params.items() if name[:6] != "W_dec_"}
@@ -35,13 +36,13 @@ def layers_of(sae: "TrainedCoder") -> "list[TrainedCoder]":
     return found
 
 
-def side_by_side(dictionaries: "Sequence[TrainedCoder]") -> "TrainedCoder":
+def side_by_side(dictionaries: Sequence[TrainedCoder]) -> TrainedCoder:
     """Several dictionaries as one of a per-layer topology, which trains, is saved and is evaluated as a whole.
 
         saejax.side_by_side([saejax.load("runs/a"), saejax.load("runs/b")]).save("both")
 
     Autoencoders or transcoders, as many latents each, in the order in which the model computes what they write.
-    `TrainedCoder.layers` gives them back.
+    `layers` gives them back.
 
     Raises:
         ConfigError: none, or some that differ in more than hook points and numbers; says in what.
@@ -49,7 +50,7 @@ def side_by_side(dictionaries: "Sequence[TrainedCoder]") -> "TrainedCoder":
     if not dictionaries:
         raise ConfigError("side_by_side needs dictionaries; none given.")
     first = dictionaries[0]
-    several = _ALONE.get(type(first.coder.topology))
+    several = _SEVERAL.get(type(first.coder.topology))
     if several is None or first.coder.lista.steps:
         raise ConfigError(f"side_by_side takes autoencoders and transcoders with a linear encoder, not {first!r}.")
     for other in dictionaries:
@@ -70,7 +71,7 @@ def side_by_side(dictionaries: "Sequence[TrainedCoder]") -> "TrainedCoder":
     ones = (1.0,) * len(reads)
     coder = dataclasses.replace(first.coder, topology=topology)
     origin = dataclasses.replace(first.origin, tokens=0, step=0, source="")
-    return type(first)(coder, whole, Sites(reads, writes, ones, ones, stacked=True), origin)
+    return TrainedCoder(coder, whole, Sites(reads, writes, ones, ones, stacked=True), origin)
 
 
 def _kind(coder: Coder) -> str:

@@ -48,7 +48,7 @@ def test_side_by_side_they_do_what_each_does_and_come_apart_again(topology: str,
     whole.save(tmp_path / "whole")
     again = saejax.load(tmp_path / "whole")
     assert again.fingerprint() == whole.fingerprint()
-    for sae, back in zip(each, again.layers(), strict=True):
+    for sae, back in zip(each, saejax.layers(again), strict=True):
         assert (back.sites, repr(back)) == (sae.sites, repr(sae))
         for name, value in sae.params.items():
             np.testing.assert_allclose(back.params[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
@@ -76,7 +76,7 @@ def test_what_does_not_stand_side_by_side_is_refused() -> None:
     with pytest.raises(ConfigError, match="none given"):
         side_by_side([])
     with pytest.raises(ConfigError, match="is one dictionary"):
-        sae.layers()
+        saejax.layers(sae)
     with pytest.raises(ConfigError, match="have one hook point"):
         side_by_side([sae, sae])
     other = single("autoencoder", "relu", 1)
