@@ -63,9 +63,7 @@ def collectives(text: str) -> list[Collective]:
     return [one for one in every if one.devices > 1]
 
 
-def _in_tree(
-    bodies: dict[str, list[str]], name: str, devices: int, times: int, branch: bool
-) -> Iterator[Collective]:
+def _in_tree(bodies: dict[str, list[str]], name: str, devices: int, times: int, branch: bool) -> Iterator[Collective]:
     for line in bodies.get(name, ()):
         found = _COLLECTIVE.search(line)
         if found:
