@@ -301,8 +301,8 @@ excludes 0. Where L0 moves, FVE moves with it.
 
 {sets}
 
-The rates are TopK's, those that fitted best before; the other families have the default. Bold changes are kept, and
-they alone were tried on the encoder's layer, with one more. Of TopK each of those begins where the one before it ends,
+The rates are TopK's, those that fitted best before; the other families have the default. Bold changes are kept. On the
+encoder's layer they were tried, one more, and most that begin at the defaults of 2026-11-27, as on SmolLM2. Of TopK each of those begins where the one before it ends,
 and what was not kept where the last ends. "To rise": the penalty grows from 0 over so much of the training.
 
 """

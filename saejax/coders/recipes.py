@@ -102,7 +102,7 @@ RECIPES: dict[str, Recipe] = {
         "TopK + decorrelated decoder rows", "https://arxiv.org/abs/2509.22033", decorrelation_coefficient=1.0, **_UNIT
     ),
     "batchtopk": Recipe("BatchTopK + AuxK", "https://arxiv.org/abs/2412.06410", sparsity="batchtopk", **_UNIT),
-    # FVE is above batchtopk's on all data; on known truth MCC and F1 are below (docs/quality.md).
+    # FVE is above batchtopk's on four data sets; on the known truth MCC and F1 are below (docs/quality.md).
     "lista_batchtopk": Recipe(
         "BatchTopK whose encoder looks twice",
         "https://icml.cc/Conferences/2010/papers/449.pdf",
