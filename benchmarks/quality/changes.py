@@ -301,9 +301,10 @@ excludes 0. Where L0 moves, FVE moves with it.
 
 {sets}
 
-The rates are TopK's, those that fitted best before; the other families have the default. Bold changes are kept. On the
-encoder's layer they were tried, one more, and most that begin at the defaults of 2026-11-27, as on SmolLM2. Of TopK each of those begins where the one before it ends,
-and what was not kept where the last ends. "To rise": the penalty grows from 0 over so much of the training.
+The rates are TopK's, those that fitted best before; the other families have the default. Bold changes are kept. They
+were tried on the encoder's layer too, one more was, and most of what begins at the defaults of 2026-11-27, as on
+SmolLM2. Of TopK each kept change begins where the one before it ends, and what was not kept where the last ends. "To
+rise": the penalty grows from 0 over so much of the training.
 
 """
 
