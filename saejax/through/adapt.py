@@ -78,7 +78,8 @@ class Trainer:
         if len(writes) > 1:
             raise ConfigError(
                 f"{self.sae!r} writes {len(writes)} hook points, and what it reads at the later ones would change with "
-                "the model. Adapt to a dictionary that writes one."
+                "the model. Adapt to a dictionary that writes one; saejax.layers takes those apart that stand side by "
+                "side."
             )
         if not self.lm.measures_loss(writes):
             raise ConfigError(f"Nothing that the model predicts depends on {writes[0]}: there is nothing to adapt to.")
