@@ -115,7 +115,9 @@ class Trainer:
                 return value, value
             # Times L / R, which Adam does not see: the changes have the gradient that they have by themselves.
             unexplained = _unexplained(seen["captured"][write], values[write], seen["keep"])
-            return value + jax.lax.stop_gradient(value / unexplained) * unexplained, value
+            # Rows of padding have neither.
+            size = jax.lax.stop_gradient(value / jnp.maximum(unexplained, 1e-12))
+            return value + size * unexplained, value
 
         def step(state: State, packed: Any, lm_params: Any, params: Any) -> tuple[State, jax.Array]:
             learned = {name: state[name] for name in ("matrices", "dictionary")}

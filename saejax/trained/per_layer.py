@@ -25,7 +25,7 @@ def layers(sae: TrainedCoder) -> list[TrainedCoder]:
         raise ConfigError(f"{sae!r} is one dictionary; layers is for those of a per-layer topology.")
     found = []
     for layer, (read, write) in enumerate(zip(sae.sites.reads, sae.sites.writes, strict=True)):
-        params = {name: np.asarray(value)[layer] for name, value in sae.params.items() if name[:6] != "W_dec_"}
+        params = {name: np.asarray(value)[layer] for name, value in sae.params.items() if name not in topology.decoders}
         params["W_dec"] = np.asarray(sae.params[f"W_dec_{layer}"])[:, 0]
         if alone is Autoencoder:  # whose encoder sees x - b_dec
             params = centred(params, 1)
@@ -56,7 +56,7 @@ def side_by_side(dictionaries: Sequence[TrainedCoder]) -> TrainedCoder:
     for other in dictionaries:
         if (apart := _kind(other.coder)) != _kind(first.coder) or other.params.keys() != first.params.keys():
             raise ConfigError(f"side_by_side: {other!r} is {apart}, {first!r} is {_kind(first.coder)}.")
-        if (other.origin.model, other.origin.revision) != (first.origin.model, first.origin.revision):
+        if other.origin.lm != first.origin.lm:
             raise ConfigError(f"side_by_side: {other!r} is of another model ({other.origin.model}) than {first!r}.")
     params = [{name: np.asarray(value) for name, value in one.params.items()} for one in dictionaries]
     if several is PerLayerAutoencoder:

@@ -127,6 +127,15 @@ def test_a_dictionary_that_learns_too_has_the_gradient_of_both_losses() -> None:
         assert float((got * way).sum()) == pytest.approx(along[1] + share * along[0], rel=0.02, abs=1e-6), name
 
 
+def test_rows_of_padding_change_nothing() -> None:
+    empty = rows() | {"segments": jnp.full((2, 8), -1), "keep": jnp.zeros((2, 8), bool)}
+    trainer = PlainDescent(lm_of("gpt2"), sae_at(), dataclasses.replace(HOW, dictionary_lr=2e-3), Sinks())
+    state, value = trainer.step()(trainer.start(), empty)
+    assert float(value) == 0
+    for name, array in state["dictionary"].items():
+        np.testing.assert_array_equal(array, sae_at().params[name])
+
+
 class PlainDescent(Trainer):
     @property
     def _optimizer(self) -> optax.GradientTransformation:
