@@ -58,6 +58,11 @@ def make(path: Path, n: int, d: int, sites: int = 1, seed: int = 0) -> Path:
     return path
 
 
+def flatten(path: Path, to: Path) -> None:
+    """float32 [n, 1, d] -> [n, d], as `saejax store import` reads it."""
+    np.save(to, np.load(path, mmap_mode="r")[:, 0])
+
+
 class Batches:
     """Rows in order, from the start again where they end: batch i is the same for everybody."""
 

@@ -87,6 +87,10 @@ class Worker:
         why = "was killed (signal 9: out of memory?)" if code == -9 else f"ended with {code}: {last[:300]}"
         return WorkerGone(f"{self.name} {why}")
 
+    def limit_memory(self, n_bytes: int) -> None:
+        """From now on the process gets no more private memory than that, on Linux; what asks for more fails."""
+        resource.prlimit(self._process.pid, resource.RLIMIT_DATA, (n_bytes, n_bytes))
+
     def close(self) -> None:
         """End the process, whatever it is doing."""
         if self._process.poll() is None:

@@ -1,4 +1,5 @@
-"""The section of what surrounds the train step: capture, store, checkpoints, start-up, the pipeline, both cores busy.
+"""The section of what surrounds the train step: capture, store, checkpoints, start-up, the door,
+a sweep, the pipeline, both cores busy, memory.
 
 Each part is a module with ROWS, `run(row, told)` and `lines(results)`. None imports JAX: workers and commands do.
 """
@@ -9,9 +10,12 @@ from benchmarks.bench import (
     system_busy,
     system_capture,
     system_checkpoint,
+    system_door,
+    system_memory,
     system_pipeline,
     system_start,
     system_store,
+    system_sweep,
     system_waits,
 )
 from benchmarks.bench.frame import Result, Told
@@ -20,12 +24,24 @@ from benchmarks.bench.system_rows import Row
 NAME = "system"
 TITLE = "Around the step"
 
-_PARTS = (system_capture, system_store, system_checkpoint, system_start, system_pipeline, system_busy, system_waits)
+_PARTS = (
+    system_capture,
+    system_store,
+    system_checkpoint,
+    system_start,
+    system_door,
+    system_sweep,
+    system_pipeline,
+    system_busy,
+    system_waits,
+    system_memory,
+)
+# What a CPU alone has: an accelerator's training leaves the cores idle, and its memory is another.
+_OF_CPUS = (system_busy, system_memory)
 
 
 def rows(told: Told) -> list[Row]:
-    """An accelerator's training leaves the cores idle: there is nothing to keep busy."""
-    parts = [part for part in _PARTS if told.backend == "cpu" or part is not system_busy]
+    parts = [part for part in _PARTS if told.backend == "cpu" or part not in _OF_CPUS]
     return [row for part in parts for row in part.ROWS]
 
 

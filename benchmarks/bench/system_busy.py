@@ -7,10 +7,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from benchmarks.bench import activations
 from benchmarks.bench.frame import LeftOut, Result, Told
 from benchmarks.bench.markdown import table
-from benchmarks.bench.system_rows import Row, of_caches, timed
+from benchmarks.bench.system_rows import Row, imported_store, of_caches, timed
 
 ROWS = (Row("busy-topk", "topk", quick=False), Row("busy-batchtopk", "batchtopk", quick=False))
 
@@ -25,12 +24,7 @@ def run(row: Row, told: Told) -> Result:
         raise LeftOut("only Linux says what each thread does")
     stores, runs = told.folder / "stores", told.folder / "runs"
     caches = of_caches(told.folder, str(told.folder / "busy-compiled"))
-    if not (stores / "busy").exists():
-        x = activations.make(told.folder / f"busy-{_D_IN}.npy", _STORED, _D_IN)
-        flat = told.folder / f"busy-{_D_IN}-rows.npy"
-        flatten(x, flat)
-        command = ["-m", "saejax", "store", "import", str(stores / "busy/train"), str(flat), "--hook_point=x"]
-        timed([sys.executable, *command], caches)
+    imported_store(told.folder, "busy", _D_IN, _STORED, caches)
     steps = _FEW if told.quick else _STEPS
     settings = {
         **{
@@ -127,14 +121,6 @@ def _runnable(pid: int) -> int:
 def _words(stat: Path) -> list[str]:
     """The words of a stat file behind the command's name, which may hold anything."""
     return stat.read_text(errors="replace").rpartition(")")[2].split()
-
-
-def flatten(path: Path, to: Path) -> None:
-    """float32 [n, 1, d] -> [n, d], as `saejax store import` reads it."""
-    import numpy as np
-
-    x = np.load(path, mmap_mode="r")
-    np.save(to, x[:, 0])
 
 
 def lines(results: list[Result]) -> list[str]:

@@ -1,7 +1,8 @@
-"""saejax around the step, as a worker (see protocol.py): its capture, its store, its checkpoints."""
+"""saejax around the step, as a worker (see protocol.py): its capture, its store, its checkpoints, its door."""
 
 import itertools
 import shutil
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.bench.protocol import serve
+from benchmarks.bench.ours import Training
+from benchmarks.bench.protocol import serve, timed_steps
+from saejax import train
 from saejax.capture import CaptureConfig, capture
 from saejax.capture.ahead import tokens_read
 from saejax.checkpoints import Checkpoints
@@ -97,6 +100,38 @@ def _noise(leaf: jax.Array) -> jax.Array:
     return jax.device_put(np.random.default_rng(1).standard_normal(leaf.shape, np.float32), leaf.sharding)
 
 
+class Door:
+    """The step alone, and `saejax.train`, on the same activations with the same settings."""
+
+    def __init__(self, row: dict[str, Any], data: str, lr: float, steps: int):
+        self.row, self.lr = row, lr
+        self.alone = Training(row, data, lr, steps)
+        self.x = np.ascontiguousarray(self.alone.source.rows[:, 0])
+        self.step_alone(1)
+        self.train(1)
+
+    def step_alone(self, steps: int) -> float:
+        """Median seconds of a step."""
+        t = self.alone
+        return statistics.median(timed_steps(steps, t.before, t.step, t.wait, each=jax.default_backend() == "cpu"))
+
+    def train(self, steps: int) -> float:
+        """Seconds of a whole training."""
+        row, started = self.row, time.perf_counter()
+        train(
+            self.x,
+            row["preset"],
+            d_sae=row["d_sae"],
+            k=row["k"],
+            lr=self.lr,
+            schedule="constant",
+            batch_size=row["batch"],
+            tokens=steps * row["batch"],
+            progress=False,
+        )
+        return time.perf_counter() - started
+
+
 _there: dict[str, Any] = {}
 
 
@@ -127,6 +162,19 @@ def restore() -> dict[str, Any]:
     return _there["checkpoint"].restore()
 
 
+def prepare_door(**told: Any) -> dict[str, Any]:
+    _there["door"] = Door(**told)
+    return {}
+
+
+def step_alone(steps: int) -> dict[str, Any]:
+    return {"seconds": _there["door"].step_alone(steps)}
+
+
+def train_at_door(steps: int) -> dict[str, Any]:
+    return {"seconds": _there["door"].train(steps)}
+
+
 def store(**told: Any) -> dict[str, Any]:
     from benchmarks.store import rates  # here: both define flags of absl, of which each process has one set
 
@@ -149,6 +197,9 @@ if __name__ == "__main__":
             "prepare_checkpoint": prepare_checkpoint,
             "save": save,
             "restore": restore,
+            "prepare_door": prepare_door,
+            "step_alone": step_alone,
+            "train": train_at_door,
             "store": store,
             "waits": waits,
         }

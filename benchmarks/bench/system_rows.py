@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.bench import activations
 from benchmarks.bench.frame import Told
 from benchmarks.bench.protocol import PYTHON_PATH, ROOT, Worker
 
@@ -76,6 +77,18 @@ def timed(
 def of_caches(folder: Path, compiled: str) -> dict[str, str]:
     """The environment of a command that keeps its compiled programs in a folder of the benchmark's; "0" for none."""
     return {"JAX_COMPILATION_CACHE_DIR": "", "SAEJAX_COMPILED": compiled, "XDG_CACHE_HOME": str(folder / "cache")}
+
+
+def imported_store(folder: Path, name: str, d_in: int, n: int, environment: Mapping[str, str]) -> None:
+    """The store `name` in `folder`/stores: n activations of x, 4,096 held out; one that is there stays."""
+    for split, count, seed in (("train", n, 0), ("heldout", 4096, 1)):
+        store = folder / "stores" / name / split
+        if not store.exists():
+            x = activations.make(folder / f"{name}-{split}.npy", count, d_in, seed=seed)
+            flat = folder / f"{name}-{split}-rows.npy"
+            activations.flatten(x, flat)
+            command = ["-m", "saejax", "store", "import", str(store), str(flat), "--hook_point=x"]
+            timed([sys.executable, *command], environment)
 
 
 def median(found: Sequence[float]) -> float:

@@ -4,7 +4,7 @@ import sys
 
 from benchmarks.bench.frame import Result, Told
 from benchmarks.bench.markdown import table
-from benchmarks.bench.system_rows import Row, of_caches, spread, timed
+from benchmarks.bench.system_rows import Row, median, of_caches, spread, timed
 
 ROWS = (
     Row("start"),
@@ -20,6 +20,10 @@ _COMMANDS = {
 }
 
 
+# Seconds by the clock that each may take; of first steps those of the smaller coders.
+_AIMS = {"python -c 'import saejax'": 0.2, "saejax --help": 0.5, "cold": 12.0, "warm": 5.0}
+
+
 def run(row: Row, told: Told) -> Result:
     """Seconds of the clock and of all threads; the cold run of each round begins with an empty cache."""
     uses: dict[str, list[dict[str, float]]] = {}
@@ -33,13 +37,27 @@ def run(row: Row, told: Told) -> Result:
         for name, (words, compiled) in commands.items():
             use = timed([sys.executable, *words], of_caches(told.folder, compiled))
             uses.setdefault(name, []).append(use)
-    return {"preset": row.preset, "uses": uses}
+    figures = [
+        {
+            "what": f"{_label(row.preset, name)}, seconds",
+            "value": median([use["real"] for use in of]),
+            "aim": aim,
+            "better": "less",
+        }
+        for name, of in uses.items()
+        if (aim := _AIMS.get(name)) is not None and row.preset != "clt"
+    ]
+    return {"preset": row.preset, "uses": uses, "figures": figures}
+
+
+def _label(preset: str, name: str) -> str:
+    return f"first step of {preset}, {name}" if preset else name
 
 
 def lines(results: list[Result]) -> list[str]:
     rows = [
         [
-            f"first step of {r['preset']}, {name}" if r["preset"] else name,
+            _label(r["preset"], name),
             spread([use["real"] for use in uses], ".2f"),
             spread([use["user"] + use["system"] for use in uses], ".2f"),
         ]

@@ -169,6 +169,10 @@ def ours(told: Told) -> Worker:
     return Worker("saejax", [sys.executable, "-m", "benchmarks.bench.ours"], environment=environment(told))
 
 
+def new_peer(peer: str, told: Told) -> Worker:
+    return Worker(peer, [str(told.peers), "benchmarks/peers/step_worker.py"], environment=environment(told))
+
+
 _FLOOR = ("-m", "benchmarks.bench.floor")
 _peers: dict[str, Worker] = {}
 
@@ -176,7 +180,7 @@ _peers: dict[str, Worker] = {}
 def peer_worker(peer: str, told: Told) -> Worker:
     """The peer's process, which stays for the next row: importing it takes half a minute."""
     if peer not in _peers:
-        _peers[peer] = Worker(peer, [str(told.peers), "benchmarks/peers/step_worker.py"], environment=environment(told))
+        _peers[peer] = new_peer(peer, told)
         atexit.register(_peers[peer].close)
     return _peers[peer]
 
