@@ -53,8 +53,9 @@ class EvalConfig(Settings, section="eval"):
     )
     batch_rows: int = setting(
         16,
-        "Packed rows in a forward pass (each runs the language model three times, five times where there are sinks; "
-        "once or twice more for a dictionary whose groups of latents write several places).",
+        "Packed rows in a forward pass. The language model runs once over each; from where the dictionary reads or "
+        "writes first twice more, four times where there are sinks; once or twice more for a dictionary whose groups "
+        "write several places.",
         low=1,
     )
 

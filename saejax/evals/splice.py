@@ -11,6 +11,8 @@ All that a coder writes is replaced at once, by reconstructions of the clean run
 stores. (SAEBench, core evaluation.) A token after which the clean run predicts NaN counts in none of the means. For two
 models the loss is the first's, so a coder that writes only in the second has only ce_clean.
 
+The other passes go on from where the coder reads or writes first (`Model.start_of`): before it they are the clean run.
+
 Where each group of latents reads one place, ce_sae_in_turn, kl_in_turn and loss_recovered_in_turn are the same with
 each place rebuilt from what the replaced ones before it leave (`in_turn`).
 """
@@ -25,9 +27,9 @@ import numpy as np
 from saejax.coders import Sites
 from saejax.lm.forward import Edit, Model
 
-# The model by itself on a batch: {"captured": {hook point: [R, S, D]}, "keep": which tokens are replaced
-# [R, S], "predicted": which predicted tokens count [R, S - 1], "log_p" [R, S - 1, V], "losses": {"predicted",
-# "ce_clean", "ce_zero": [R, S - 1]}}, as far as there is a loss.
+# The model by itself on a batch: {"captured": {hook point: [R, S, D]}, "start": from where other passes go on
+# [R, S, D], "keep": which tokens are replaced [R, S], "predicted": which predicted tokens count [R, S - 1], "log_p"
+# [R, S - 1, V], "losses": {"predicted", "ce_clean", "ce_zero": [R, S - 1]}}, as far as there is a loss.
 Clean = dict[str, Any]
 
 
@@ -45,12 +47,15 @@ def unspliced(
     `unpredicted` counts tokens that are left out because the clean run predicts NaN after them.
     """
     rows = (packed["tokens"], packed["positions"], packed["segments"])
-    logits_RSV, captured = lm.apply(lm_params, *rows, sites.hook_points)
+    start = lm.start_of(sites.hook_points)
+    logits_RSV, seen = lm.apply(lm_params, *rows, [*sites.hook_points, *([start] if start else [])])
+    captured = {name: seen[name] for name in sites.hook_points}
     segments = packed["segments"]
     predicted_RS = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] >= 0)
     clean: Clean = {"captured": captured, "keep": keep(captured), "losses": {}}
     if not lm.measures_loss(()):
         return {"predicted": predicted_RS.sum(), "unpredicted": jnp.int32(0)}, clean
+    clean |= {"start": seen[start]} if start else {}
     clean["log_p"] = jax.nn.log_softmax(logits_RSV[:, :-1].astype(jnp.float32))
     nan_RS = predicted_RS & jnp.isnan(clean["log_p"]).any(-1)
     clean["predicted"] = predicted_RS & ~nan_RS
@@ -108,7 +113,8 @@ def _log_probabilities(
 
     rows = (packed["tokens"], packed["positions"], packed["segments"])
     kept = {name: where_kept(edit) for name, edit in edits.items()}
-    logits_RSV, _ = lm.apply(lm_params, *rows, sites.hook_points, kept)
+    begin = (lm.start_of(sites.hook_points), clean["start"]) if "start" in clean else None
+    logits_RSV, _ = lm.apply(lm_params, *rows, (), kept, begin)
     return jax.nn.log_softmax(logits_RSV[:, :-1].astype(jnp.float32))
 
 

@@ -33,11 +33,14 @@ from saejax.core.arrays import as_array
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm.conventions import DecoderConfig, Parameter, ParameterPath, Rope, tree_of
 from saejax.lm.experts import routed
+from saejax.lm.points import next_block
 from saejax.lm.product import product
 from saejax.lm.rows import check_ids, check_length, check_rows
 
 Params = dict[str, Any]
 Edit = Callable[[jax.Array], jax.Array]
+# A hook point, and what stands there.
+Begin = tuple[str, jax.Array]
 Tap = Callable[[str, jax.Array], jax.Array]
 Rotation = tuple[jax.Array, jax.Array]  # cos and sin, [B, 1, S, width / 2]
 # How a layer's queries attend: q [B, H, S, D], k and v [B, G, S, D] of the G key heads, tap -> z [B, H, S, D].
@@ -65,6 +68,7 @@ def run(
     capture: Sequence[str] = (),
     edits: Mapping[str, Edit] | None = None,
     prefix_BPM: jax.Array | None = None,
+    begin: Begin | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """tokens [B, S] -> (logits [B, S, V], {hook point: activation}); with a prefix all S are P + S.
 
@@ -84,6 +88,7 @@ def run(
             in the type of the old one.
         prefix_BPM: embeddings that stand before the tokens, as if `embed` had made them of P tokens (the inputs_embeds
             of transformers). They have positions and segments of their own: where those are given, of P + S.
+        begin: what an earlier pass over these rows had at a hook point of `start_of`; nothing before it is computed.
 
     Raises:
         DataError: ids or positions that the model does not have, rows that are longer than it reads, or a prefix of
@@ -103,14 +108,15 @@ def run(
         check_length("The rows have", length, config.context_length)
         positions_BS = jnp.broadcast_to(jnp.arange(length)[None], (batch, length))
     with jax.default_matmul_precision("highest" if params["W_E"].dtype == jnp.float32 else None):
-        x_BSM = embed(config, params, tokens_BS)
+        x_BSM = embed(config, params, tokens_BS) if begin is None else begin[1]
         if prefix_BPM is not None:
             x_BSM = jnp.concatenate([jnp.asarray(prefix_BPM, x_BSM.dtype), x_BSM], axis=1)
         windows = config.layer_windows
         masks = {window: attention_mask(length, segments_BS, window) for window in set(windows)}
         queries = query_block(length, whole=any(name.endswith(".attn_pattern") for name in (*capture, *(edits or {}))))
         attends = [functools.partial(_within_rows, config, masks[window], queries) for window in windows]
-        return forward(config, params, x_BSM, positions_BS, attends, frozenset(capture), edits or {})
+        at = begin[0] if begin else ""
+        return forward(config, params, x_BSM, positions_BS, attends, frozenset(capture), edits or {}, at)
 
 
 def embed(config: DecoderConfig, params: Params, tokens_BS: jax.Array) -> jax.Array:
@@ -127,14 +133,19 @@ def forward(
     attends: Sequence[Attend],
     wanted: frozenset[str],
     edits: Mapping[str, Edit],
+    begin: str = "",
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """`run` of what `embed` made, where each layer attends as it is told, with nothing checked."""
+    """`run` of what `embed` made, or of what stands at `begin`; layers attend as they are told, nothing is checked."""
     captured: dict[str, jax.Array] = {}
     ropes = config.layer_ropes
     rotations = {r: None if r is None else rotary_angles(r, positions_BS) for r in dict.fromkeys(ropes)}
-    if "W_pos" in params:
+    first = next_block(begin) if begin else 0
+    if begin.endswith("resid_post"):  # that of resid_pre is in the block
+        x_BSM = _make_tap("", captured, wanted, edits)(begin, x_BSM)
+    if not begin and "W_pos" in params:
         x_BSM = x_BSM + params["W_pos"][positions_BS]
-    for i, (block, rope, attend) in enumerate(zip(params["blocks"], ropes, attends, strict=True)):
+    layers = list(enumerate(zip(params["blocks"], ropes, attends, strict=True)))
+    for i, (block, rope, attend) in layers[first:]:
         tap = _make_tap(f"blocks.{i}.", captured, wanted, edits)
         x_BSM = _block(config, block, x_BSM, rotations[rope], attend, tap)
     x_BSM = norm(config, "ln_final", params, x_BSM, _make_tap("", captured, wanted, edits))

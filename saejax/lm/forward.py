@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from saejax.lm.decoder import Begin, Edit
 from saejax.parallel import batch_sharding
 from saejax.text import PackedRows, Tokenizer
 
 Forward = Callable[[PackedRows], tuple[dict[str, Any], Any]]
-Edit = Callable[[jax.Array], jax.Array]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -59,8 +59,16 @@ class Model(Protocol):
         segments: jax.Array,
         capture: Sequence[str] = (),
         edits: Mapping[str, Edit] | None = None,
+        begin: Begin | None = None,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """(logits [R, S, V], {hook point: [R, S, d]}) of packed rows."""
+        """(logits [R, S, V], {hook point: [R, S, d]}) of packed rows.
+
+        begin: what a pass without edits had at `start_of` of the edits. This one goes on from there.
+        """
+        ...
+
+    def start_of(self, names: Sequence[str]) -> str:
+        """`ModelShape.start_of` of the model whose logits are looked at."""
         ...
 
     def measures_loss(self, names: Sequence[str]) -> bool:

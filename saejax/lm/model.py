@@ -175,9 +175,14 @@ class LanguageModel:
         segments: jax.Array,
         capture: Sequence[str] = (),
         edits: Mapping[str, decoder.Edit] | None = None,
+        begin: decoder.Begin | None = None,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """(logits [R, S, V], {hook point: [R, S, d]}) of packed rows, for `params` as in `self.params`. Pure."""
-        return decoder.run(self.config, params, tokens, positions, segments, capture, dict(edits or {}))
+        edits = dict(edits or {})
+        return decoder.run(self.config, params, tokens, positions, segments, capture, edits, begin=begin)
+
+    def start_of(self, names: Sequence[str]) -> str:
+        return self.config.start_of(names)
 
     def measures_loss(self, names: Sequence[str]) -> bool:
         return True

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from saejax.core.errors import ConfigError
-from saejax.lm.forward import Edit, Forward, Model, compiled_forward
+from saejax.lm.forward import Begin, Edit, Forward, Model, compiled_forward
 from saejax.lm.model import LMConfig, load_lm
 from saejax.text import PackedRows, Tokenizer
 
@@ -105,6 +105,7 @@ class ModelPair:
         segments: jax.Array,
         capture: Sequence[str] = (),
         edits: Mapping[str, Edit] | None = None,
+        begin: Begin | None = None,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """(logits of the first model, activations of both) of packed rows. Pure.
 
@@ -114,13 +115,16 @@ class ModelPair:
         theirs = {name.removeprefix(PREFIX): edit for name, edit in (edits or {}).items() if name.startswith(PREFIX)}
         ours = {name: edit for name, edit in (edits or {}).items() if not name.startswith(PREFIX)}
         wanted = [name.removeprefix(PREFIX) for name in capture if name.startswith(PREFIX)]
-        logits, captured = self.first.apply(
-            params["first"], *rows, [name for name in capture if not name.startswith(PREFIX)], ours
-        )
+        of_first = [name for name in capture if not name.startswith(PREFIX)]
+        logits, captured = self.first.apply(params["first"], *rows, of_first, ours, begin)
         if wanted:
             _, other = self.second.apply(params["second"], *rows, wanted, theirs)
             captured = captured | {PREFIX + name: value for name, value in other.items()}
         return logits, captured
+
+    def start_of(self, names: Sequence[str]) -> str:
+        ours = [name for name in names if not name.startswith(PREFIX)]
+        return self.first.start_of(ours) if ours else ""
 
     def measures_loss(self, names: Sequence[str]) -> bool:
         ours = [name for name in names if not name.startswith(PREFIX)]

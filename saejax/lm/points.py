@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from saejax.core.errors import ConfigError
 from saejax.lm.shape import ModelShape
@@ -106,6 +106,12 @@ class DecoderPoints(ModelShape):
         points = ((i, name) for i in range(self.n_layer) for name in HOOK_NAMES)
         return {f"blocks.{i}.{x}": widths[x] for i, x in points if x != "mlp_act" or not self.layer_sparse[i]}
 
+    def start_of(self, names: Sequence[str]) -> str:
+        places = [name.removeprefix("blocks.").split(".", 1) for name in names]
+        first = min(int(block) for block, _ in places)
+        whole = {name for block, name in places if int(block) == first} == {"resid_post"}
+        return f"blocks.{first}.{'resid_post' if whole else 'resid_pre'}"
+
     def inner_points(self) -> tuple[str, ...]:
         """The other points: attention patterns [B, H, S, S], norms' scales [B, S, 1]."""
         inner = sorted((name for name in self._shapes(0) if name not in HOOK_NAMES), key=lambda name: name[:2] == "ln")
@@ -132,6 +138,12 @@ class DecoderPoints(ModelShape):
         """The canonical name of an inner point or a hook point."""
         canonical = _canonical(name)
         return canonical if canonical in self.inner_points() else self.hook_point(name)
+
+
+def next_block(start: str) -> int:
+    """The first block that runs behind a hook point of `start_of`."""
+    place, _, name = start.rpartition(".")
+    return int(place.removeprefix("blocks.")) + (name == "resid_post")
 
 
 def _canonical(name: str) -> str:

@@ -8,6 +8,7 @@ key-value cache       2 S K D a block: K heads of keys and values, D numbers eac
 import abc
 import dataclasses
 import re
+from collections.abc import Sequence
 from typing import Any
 
 _IN_BLOCK = re.compile(r"blocks\.(\d+)\.(\w+)")
@@ -47,6 +48,13 @@ class ModelShape(abc.ABC):
     @abc.abstractmethod
     def hook_point(self, name: str) -> str:
         """The canonical name of a hook point. Raises ConfigError where there is none."""
+
+    def start_of(self, names: Sequence[str]) -> str:
+        """The last hook point before which no edit at these is felt, whose activations a pass can go on from.
+
+        Empty where each pass begins with the tokens.
+        """
+        return ""
 
     def in_one_line(self, lm: Any, family: str, backend: str, dtype: str) -> str:
         """Name, family, sizes and backend of the model `lm` of this shape, for its repr."""

@@ -235,7 +235,7 @@ def _trial_run(folder: str, layers: Sequence[int], latents: int, steps: int, eva
     train, captured = stages["train"], stages["capture train"]
     forward = captured["tokens"] / captured["forward_tokens_per_second"]
     stored = 2.0 * sum(captured_widths(work).values()) * captured["tokens"]
-    evaluation = lm_stages.evaluation(shape, coder, (eval_rows, length), e.lm.dtype)
+    evaluation = lm_stages.evaluation(shape, coder, work.sites, (eval_rows, length), e.lm.dtype)
     scan = lm_stages.report_work(shape, coder, (e.report.batch_rows, length), e.lm.dtype, work.sites[0])
 
     def of_batch(stage: str, rows: int) -> float:

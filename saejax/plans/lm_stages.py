@@ -10,8 +10,10 @@ import jax.numpy as jnp
 
 from saejax.coders import Coder
 from saejax.evals.in_turn import several_groups
+from saejax.fit.learner import Sides
 from saejax.kernels.batch import DATA
 from saejax.lm.conventions import DecoderConfig
+from saejax.lm.points import next_block
 from saejax.lm.shape import ModelShape
 from saejax.plans.laws import law_of, roofline
 from saejax.plans.models import has_bos
@@ -83,7 +85,7 @@ def evaluate(outline: Outline, terms: Terms) -> StageEstimate | None:
         return None
     e, coder, rows = outline.experiment, outline.coder(), outline.experiment.eval.batch_rows
     sinks, note = first_tokens_are_sinks(outline)
-    work = evaluation(outline.models[0], coder, (rows, e.text.context_length), e.lm.dtype, sinks)
+    work = evaluation(outline.models[0], coder, outline.work.sites, (rows, e.text.context_length), e.lm.dtype, sinks)
     count = batches(e.eval.tokens, rows * e.text.context_length)
     return terms.estimate(
         "evaluate",
@@ -112,11 +114,13 @@ def batches(tokens: float, of: int, share: float = _STORED_SHARE) -> int:
     return max(1, math.ceil(tokens / (of * share)))
 
 
-def evaluation(shape: ModelShape, coder: Coder, rows: tuple[int, int], dtype: str, sinks: bool = False) -> Footprint:
+def evaluation(
+    shape: ModelShape, coder: Coder, names: Sides, rows: tuple[int, int], dtype: str, sinks: bool = False
+) -> Footprint:
     """One batch of an evaluation, `rows` = (rows, tokens of each). Its amounts are operations, and logits and latents.
 
-    The model runs as it is, with zeros and with reconstructions, of several groups of latents also in turn; all but the
-    first once more where the batch has `sinks`.
+    The model runs as it is; and from where the coder reads or writes first, with zeros and with reconstructions, of
+    several groups of latents also in turn, all once more where the batch has `sinks`.
     It is not compiled: for a CPU XLA turns every bfloat16 weight into float32 first, which no other device does.
     """
     tokens, held = rows[0] * rows[1], shape.n_parameters * jnp.dtype(dtype).itemsize
@@ -128,10 +132,14 @@ def evaluation(shape: ModelShape, coder: Coder, rows: tuple[int, int], dtype: st
     zeroed = 2 if sinks else 1
     encoded = zeroed * (2 if several_groups(coder) else 1)
     n_passes = 1 + zeroed + encoded
-    operations = n_passes * rows[0] * shape.operations(rows[1]) + encoded * 2.0 * tokens * coder_bytes / 4
-    moved = n_passes * held + 8 * logits * n_passes / 3 + 8 * dense * encoded
+    start = shape.start_of([name for side in names for name in side if not name.startswith("second.")])
+    before = (n_passes - 1) * next_block(start) if start else 0
+    operations = rows[0] * (n_passes * shape.operations(rows[1]) - shape.operations(rows[1], before))
+    operations += encoded * 2.0 * tokens * coder_bytes / 4
+    blocks = n_passes * shape.n_layer - before
+    moved = blocks / shape.n_layer * held + 8 * logits * n_passes / 3 + 8 * dense * encoded
     amounts = operations, tokens * (shape.vocab_size * n_passes / 3 + latents * encoded)
-    kernels = 40 * shape.n_layer * n_passes // 3
+    kernels = 40 * blocks // 3
     return Footprint(held + coder_bytes, 0.0, between, operations, moved, kernels, amounts=amounts)
 
 

@@ -87,7 +87,7 @@ def test_an_evaluation_takes_what_its_programs_do(preset: str, rows: int) -> Non
     e = made(coder__preset=preset, coder__d_sae=1024)
     lm, shape, coder = load_lm("demo"), shape_of("demo"), Outline.of(e).coder()
     sites = Outline.of(e).work.sites
-    found = lm_stages.evaluation(shape, coder, (rows, 128), "float32")
+    found = lm_stages.evaluation(shape, coder, sites, (rows, 128), "float32")
     own = Sites(*sites, (1.0,), (1.0,))
     packed = {name: jax.ShapeDtypeStruct((rows, 128), jnp.int32) for name in ("tokens", "positions", "segments")}
     packed["keep"] = jax.ShapeDtypeStruct((rows, 128), jnp.bool_)
@@ -110,17 +110,22 @@ def test_an_evaluation_s_passes_are_counted_as_it_runs_them() -> None:
         found[name], note = lm_stages.first_tokens_are_sinks(Outline.of(made(**given)))
         assert note == ""
     assert found == {"bos": False, "no bos": True, "two": True, "all kept": False}
-    shape, coder = shape_of("demo"), Outline.of(made()).coder()
-    three, five = (lm_stages.evaluation(shape, coder, (2, 128), "float32", sinks) for sinks in (False, True))
+    shape, coder, sites = shape_of("demo"), Outline.of(made()).coder(), Outline.of(made()).work.sites
+    assert sites == (("blocks.3.resid_post",),) * 2 and shape.n_layer == 6
+    three, five = (lm_stages.evaluation(shape, coder, sites, (2, 128), "float32", sinks) for sinks in (False, True))
     assert three.bytes == five.bytes
-    # Of two batches of three passes and a coding, less one of five passes and two codings, one pass is left.
-    assert 2 * three.flops - five.flops == pytest.approx(2 * shape.operations(128))
+    whole, behind = (2 * (shape.operations(128) - shape.operations(128, blocks)) for blocks in (0, 4))
+    coded = 2.0 * 2 * 128 * lm_stages.parameter_bytes(coder) / 4
+    assert three.flops == pytest.approx(whole + 2 * behind + coded)
+    assert five.flops == pytest.approx(whole + 4 * behind + 2 * coded)
     grouped = build(CoderConfig("clt", d_sae=512, k=8), [128] * 6, 10, [128] * 6)
-    four, seven = (lm_stages.evaluation(shape, grouped, (2, 128), "float32", sinks) for sinks in (False, True))
-    assert 2 * four.flops - seven.flops == pytest.approx(2 * shape.operations(128))
-    coded = 2 * 2.0 * 2 * 128 * lm_stages.parameter_bytes(grouped) / 4  # at once and in turn
-    assert four.flops == pytest.approx(4 * 2 * shape.operations(128) + coded)
-    assert 5 / 3 < five.flops / three.flops < 2 and all(b > a for a, b in zip(three.amounts, five.amounts, strict=True))
+    reads, writes = (tuple(f"blocks.{i}.{name}" for i in range(6)) for name in ("mlp_in", "mlp_out"))
+    of_all = reads, writes
+    four, seven = (lm_stages.evaluation(shape, grouped, of_all, (2, 128), "float32", sinks) for sinks in (False, True))
+    coded = 2.0 * 2 * 128 * lm_stages.parameter_bytes(grouped) / 4  # at once and in turn
+    assert four.flops == pytest.approx(4 * whole + 2 * coded)
+    assert seven.flops == pytest.approx(7 * whole + 4 * coded)
+    assert all(b > a for a, b in zip(three.amounts, five.amounts, strict=True))
 
 
 def test_without_a_tokenizer_the_plan_says_what_it_took_for_granted(monkeypatch: pytest.MonkeyPatch) -> None:

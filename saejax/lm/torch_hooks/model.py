@@ -15,7 +15,7 @@ from saejax.core.arrays import as_array
 from saejax.core.config import nearest, typed
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm.display import model_html
-from saejax.lm.forward import Edit, Forward
+from saejax.lm.forward import Begin, Edit, Forward
 from saejax.lm.points import ADDED
 from saejax.lm.rows import WAYS, Chunk, check_ids, check_length, is_longer
 from saejax.lm.shape import ModelShape
@@ -144,12 +144,14 @@ class TorchModel:
         segments: Any = None,
         capture: Sequence[str] = (),
         edits: Mapping[str, Edit] | None = None,
+        begin: Begin | None = None,
     ) -> tuple[Any, dict[str, Any]]:
         """(logits [R, S, V], {hook point: [R, S, d]}) of packed rows, as JAX arrays; `params` is not used.
 
         A model without logits gives its last hidden state. An edit maps [R, S, d] to [R, S, d], once for each chunk of
         rows, and must change each document alone. Its values replace what a module reads or gives.
         """
+        assert begin is None, "start_of names no place"
         tokens_RS, positions_RS, segments_RS = _full(tokens, positions, segments)
         places = {name: self._place(name) for name in capture}
         changes = {self._place(name): edit for name, edit in (edits or {}).items()}
@@ -167,6 +169,9 @@ class TorchModel:
         check_length("The text has", len(ids), self.config.context_length)
         place = self._place(hook_point)
         return self._run(*_full([ids]), [place], {})[place].float().cpu().numpy()
+
+    def start_of(self, names: Sequence[str]) -> str:
+        return self.config.start_of(names)
 
     def measures_loss(self, names: Sequence[str]) -> bool:
         """True where the logits predict the next token and an edit at these hook points reaches them.
