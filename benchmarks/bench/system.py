@@ -1,5 +1,4 @@
-"""The section of what surrounds the train step: capture, store, checkpoints, start-up, the door,
-a sweep, the pipeline, both cores busy, memory.
+"""The section of what surrounds the train step: from capture and store to start-up, sweeps, busy cores and memory.
 
 Each part is a module with ROWS, `run(row, told)` and `lines(results)`. None imports JAX: workers and commands do.
 """

@@ -33,7 +33,6 @@ def run(row: Row, told: Told) -> Result:
 
         def fits(width: int, name: str = name, peaks: dict[int, int | None] = peaks) -> bool:
             peak = peaks[width] = _peak(name, width, str(data), limit, told)
-            print(f"  {name} {width:,}: {'does not fit' if peak is None else f'{peak / 1e9:.1f} GB'}", flush=True)
             return peak is not None
 
         width = widest(fits, _FIRST, _HALVINGS)
@@ -63,9 +62,12 @@ def _peak(name: str, width: int, data: str, limit: int, told: Told) -> int | Non
         worker.limit_memory(limit)
         try:
             worker.ask("prepare", row=_row(width).to_json(), data=data, lr=training.LR, **more)
-            return int(worker.ask("run", steps=2)["peak"])
-        except (WorkerFailed, WorkerGone):
+            peak = int(worker.ask("run", steps=2)["peak"])
+        except (WorkerFailed, WorkerGone) as why:
+            print(f"  {width:,} does not fit: {why}", flush=True)
             return None
+    print(f"  {name} {width:,}: {peak / 1e9:.1f} GB", flush=True)
+    return peak
 
 
 def lines(results: list[Result]) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.bench.frame import Result, Told
 from benchmarks.bench.markdown import table
-from benchmarks.bench.system_rows import Row, imported_store, of_caches, timed
+from benchmarks.bench.system_rows import Row, imported_store, of_caches, ratio, timed
 
 ROWS = (Row("sweep-12", "topk", quick=False),)
 
@@ -45,7 +45,7 @@ def run(row: Row, told: Told) -> Result:
     for turn in range(min(told.rounds, 3)):
         found["one sweep"].append(sweep(str(turn)))
         found["twelve commands"].append(alone(str(turn)))
-    over = sorted(b / a for a, b in zip(*found.values(), strict=True))[len(found["one sweep"]) // 2]
+    over = ratio(found["twelve commands"], found["one sweep"])
     figure = {"what": "twelve trainings over one sweep of them", "value": over, "aim": 1.5, "better": "more"}
     return {"found": found, "figures": [figure]}
 

@@ -27,9 +27,9 @@ import numpy as np
 from saejax.coders import Sites
 from saejax.lm.forward import Edit, Model
 
-# The model by itself on a batch: {"captured": {hook point: [R, S, D]}, "start": from where other passes go on
-# [R, S, D], "keep": which tokens are replaced [R, S], "predicted": which predicted tokens count [R, S - 1], "log_p"
-# [R, S - 1, V], "losses": {"predicted", "ce_clean", "ce_zero": [R, S - 1]}}, as far as there is a loss.
+# The model by itself on a batch: {"captured": {hook point: [R, S, D]}, "start": {hook point: [R, S, D]}, from where
+# other passes go on, "keep": which tokens are replaced [R, S], "predicted": which predicted tokens count [R, S - 1],
+# "log_p" [R, S - 1, V], "losses": {"predicted", "ce_clean", "ce_zero": [R, S - 1]}}, as far as there is a loss.
 Clean = dict[str, Any]
 
 
@@ -55,7 +55,7 @@ def unspliced(
     clean: Clean = {"captured": captured, "keep": keep(captured), "losses": {}}
     if not lm.measures_loss(()):
         return {"predicted": predicted_RS.sum(), "unpredicted": jnp.int32(0)}, clean
-    clean |= {"start": seen[start]} if start else {}
+    clean["start"] = {start: seen[start]} if start else {}
     clean["log_p"] = jax.nn.log_softmax(logits_RSV[:, :-1].astype(jnp.float32))
     nan_RS = predicted_RS & jnp.isnan(clean["log_p"]).any(-1)
     clean["predicted"] = predicted_RS & ~nan_RS
@@ -70,7 +70,7 @@ def unspliced(
 def zeroed(lm: Model, sites: Sites, lm_params: Any, clean: Clean, packed: dict[str, jax.Array]) -> jax.Array:
     """-log p_zero(next token) [R, S - 1], with zeros in place of what is kept; 0 for other tokens. Pure."""
     zeros = dict.fromkeys(sites.writes, jnp.zeros_like)
-    return _cross_entropy(_log_probabilities(lm, lm_params, sites, zeros, clean, packed), clean, packed)
+    return _cross_entropy(_log_probabilities(lm, lm_params, zeros, clean, packed), clean, packed)
 
 
 def spliced(
@@ -87,7 +87,7 @@ def spliced(
     """
     if not lm.measures_loss(sites.writes):
         return {}
-    log_p_RSV, log_q_RSV = clean["log_p"], _log_probabilities(lm, lm_params, sites, edits, clean, packed)
+    log_p_RSV, log_q_RSV = clean["log_p"], _log_probabilities(lm, lm_params, edits, clean, packed)
     return {
         "ce_sae": _cross_entropy(log_q_RSV, clean, packed),
         "kl": _of_predicted((jnp.exp(log_p_RSV) * (log_p_RSV - log_q_RSV)).sum(-1), clean),
@@ -104,7 +104,7 @@ def instead(values: Mapping[str, jax.Array]) -> dict[str, Edit]:
 
 
 def _log_probabilities(
-    lm: Model, lm_params: Any, sites: Sites, edits: Mapping[str, Edit], clean: Clean, packed: dict[str, jax.Array]
+    lm: Model, lm_params: Any, edits: Mapping[str, Edit], clean: Clean, packed: dict[str, jax.Array]
 ) -> jax.Array:
     """log p [R, S - 1, V] with the edits where tokens are kept."""
 
@@ -113,8 +113,7 @@ def _log_probabilities(
 
     rows = (packed["tokens"], packed["positions"], packed["segments"])
     kept = {name: where_kept(edit) for name, edit in edits.items()}
-    begin = (lm.start_of(sites.hook_points), clean["start"]) if "start" in clean else None
-    logits_RSV, _ = lm.apply(lm_params, *rows, (), kept, begin)
+    logits_RSV, _ = lm.apply(lm_params, *rows, (), kept, next(iter(clean["start"].items()), None))
     return jax.nn.log_softmax(logits_RSV[:, :-1].astype(jnp.float32))
 
 
