@@ -42,7 +42,7 @@ def run(row: Row, told: Told) -> Result:
 
     sweep("first"), alone("first", 1)
     found: dict[str, list[float]] = {"one sweep": [], "twelve commands": []}
-    for turn in range(min(told.rounds, 3)):
+    for turn in range(min(told.rounds, 2)):
         found["one sweep"].append(sweep(str(turn)))
         found["twelve commands"].append(alone(str(turn)))
     over = ratio(found["twelve commands"], found["one sweep"])
