@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import re
 import sys
 import threading
 from pathlib import Path
@@ -52,6 +53,16 @@ def _left(limit: Path, used: Path) -> int | None:
         return max(0, int(limit.read_text(encoding="ascii")) - int(used.read_text(encoding="ascii")))
     except (OSError, ValueError):  # no such group, or "max": without a limit
         return None
+
+
+def instruction_sets() -> frozenset[str]:
+    """The names that Linux has for what the processor knows, as "avx2"; empty on other systems."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return frozenset()
+    found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    return frozenset(found[1].split()) if found else frozenset()
 
 
 def keep_memory() -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from saejax.lm.decoder import Begin, Edit
+from saejax.lm.product import options_of_blocks
 from saejax.parallel import batch_sharding
 from saejax.text import PackedRows, Tokenizer
 
@@ -129,7 +130,8 @@ def forward_program(lm: Model, params: Any, names: Sequence[str], shape: tuple[i
         return rounded, jnp.stack([jnp.isfinite(value).all(-1) for value in rounded.values()]).all(0)
 
     rows = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(mesh))
-    return jax.jit(forward).lower(params, rows, rows, rows).compile()
+    lowered = jax.jit(forward).lower(params, rows, rows, rows)
+    return lowered.compile(compiler_options=options_of_blocks(params, mesh) or None)
 
 
 def compiled(lm: Model, function: F, *arguments: Any) -> F:
