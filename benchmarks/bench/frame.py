@@ -116,7 +116,7 @@ def measure(
             traceback.print_exc()
             result["failed"] = " ".join(traceback.format_exception_only(e)[-1].split())[:500]
         result["measured"] = datetime.datetime.now().isoformat(timespec="seconds")
-        result["quick"] = told.quick
+        result |= {"quick": told.quick, "command": about.get("command")}
         kept = [one for one in document["results"] if (one["section"], one["row"]) != (section.NAME, row.name)]
         document["results"] = [*kept, result]
         write(path, document)

@@ -23,10 +23,13 @@ def lines(sections: Sequence[Section], document: dict[str, Any], folder: Path) -
     about, results = document["about"], document["results"]
     versions = ", ".join(f"{name} {version}" for name, version in about.get("versions", {}).items())
     days = sorted({r["measured"][:10] for r in results})
+    # A later run of other rows keeps those that are there.
+    written = about.get("command") or "python -m benchmarks.bench"
+    commands = dict.fromkeys([*(r.get("command") or written for r in results), *([] if results else [written])])
     found = [
         "# Side by side",
         "",
-        f"Written by `{about.get('command', 'python -m benchmarks.bench')}`; do not edit. `make bench` measures anew.",
+        f"Written by {' and '.join(f'`{command}`' for command in commands)}; do not edit. `make bench` measures anew.",
         "",
         f"Machine: {about.get('machine', 'unknown')}; {versions}. Measured {' to '.join(days[:1] + days[1:][-1:])}; "
         f"processes that wanted to run before it began: {about.get('load', 'unknown')}.",

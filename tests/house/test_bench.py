@@ -130,7 +130,7 @@ def test_ctrl_c_keeps_what_was_measured_and_what_fails_or_is_left_out_is_said(tm
     section = _section(run)
     wanted = frame.chosen([section], told)
     assert [row.name for _, row in wanted] == ["first", "second"]
-    assert not frame.measure(wanted, told, results, {"machine": "m"})
+    assert not frame.measure(wanted, told, results, {"machine": "m", "command": "bench --rounds=1"})
     assert [r["row"] for r in frame.read(results)["results"]] == ["first"]
 
     def fail(row: Any, told: frame.Told) -> dict[str, Any]:
@@ -139,9 +139,10 @@ def test_ctrl_c_keeps_what_was_measured_and_what_fails_or_is_left_out_is_said(tm
         raise RuntimeError("broken")
 
     slow = frame.chosen([_section(fail)], told, rows=["second", "slow"])
-    assert frame.measure(slow, told, results, {"machine": "m"})
+    assert frame.measure(slow, told, results, {"machine": "m", "command": "bench --rows=second,slow"})
     render.write([section], results, tmp_path / "page.md")
     page = (tmp_path / "page.md").read_text()
+    assert "Written by `bench --rounds=1` and `bench --rows=second,slow`; do not edit." in page
     assert "first took 2" in page
     assert "| speed | at least 4 | 3 | 0 of 1 | first 3 |" in page
     assert "- second: left out, it needs 40 GB, 2 GB are free." in page
