@@ -62,6 +62,6 @@ def test_both_libraries_give_the_same_activations(monkeypatch: pytest.MonkeyPatc
         program = forward_program(lm, lm.params, ["blocks.1.resid_post"], arrays[0].shape, ONE)
         given[measured] = "ynn" in program.as_text()
         found[measured] = np.asarray(program(lm.params, *arrays)[0]["blocks.1.resid_post"], np.float32)
-    assert given == {True: False, False: True} or not product._has_option()
+    assert not given[True] or not product._has_option()
     # bfloat16 has 8 bits.
     np.testing.assert_allclose(found[True], found[False], rtol=2**-7, atol=1e-5)
