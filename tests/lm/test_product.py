@@ -65,3 +65,8 @@ def test_both_libraries_give_the_same_activations(monkeypatch: pytest.MonkeyPatc
     assert not given[True] or not product._has_option()
     # bfloat16 has 8 bits.
     np.testing.assert_allclose(found[True], found[False], rtol=2**-7, atol=1e-5)
+
+
+def test_an_xla_without_the_option_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product, "_OPTION", "xla_cpu_no_such_option")
+    assert not product._has_option.__wrapped__()
