@@ -7,6 +7,7 @@
     python -m benchmarks.through --config=coders:clt --graphs=16
     saejax capture --config=smollm2                        # after `make real ARGS=--fetch`
     python -m benchmarks.through --config=smollm2
+    python -m benchmarks.through --config=smollm2 --kinds=none,kl --probes=first_letter --words=5000
 
 Each seed trains a dictionary with the settings of the experiment. From it trainings of --tokens activations go on,
 alike but for `train.through`: none, which is the control; kl; ce; of a cross-layer transcoder in_turn, which is kl with
@@ -63,7 +64,9 @@ _LR = flags.DEFINE_float(
     "lr", 3e-4, "Learning rate of what goes on; 0: the default, with which a finished one gets worse."
 )
 _ROWS = flags.DEFINE_integer("rows", 16, "train.through_rows.")
-_PROBES = flags.DEFINE_string("probes", "", "Data sets of `saejax evaluate --probes`.")
+_PROBES = flags.DEFINE_string(
+    "probes", "", "Data sets of `saejax evaluate --probes`; with first_letter the lines stand apart."
+)
 _WORDS = flags.DEFINE_integer("words", 1500, "Words of the vocabulary for first letters; 0: all.")
 _LAYERS = flags.DEFINE_list("layers", [], "Blocks, each with an autoencoder of its residual stream.")
 _GRAPHS = flags.DEFINE_integer("graphs", 0, "Prompts of the held-out text whose attribution graphs are scored.")
@@ -73,14 +76,19 @@ _MINUTES = flags.DEFINE_float("minutes", 0, "Begin no training after so long; 0:
 Row = dict[str, Any]
 
 
-def label() -> str:
-    """What is trained, as the lines call it."""
+def trained() -> str:
+    """What is trained, as the runs are called."""
     return f"{_CONFIG.value}, blocks {' '.join(_LAYERS.value)}" if _LAYERS.value else _CONFIG.value
+
+
+def label() -> str:
+    """What is trained and asked of it, as the lines call it."""
+    return trained() + (", first letters" if "first_letter" in _PROBES.value.split(",") else "")
 
 
 def finished(name: str, settings: dict[str, Any]) -> Workspace:
     """The run `name` of the experiment, trained and evaluated."""
-    run = re.sub(r"\W+", "-", f"through-{label()}-{name}")
+    run = re.sub(r"\W+", "-", f"through-{trained()}-{name}")
     work = Workspace(with_settings(experiment(_CONFIG.value), settings | {"name": run}))
     if not work.experiment.run.evaluation.exists():
         if _LAYERS.value:
@@ -168,7 +176,8 @@ def probed(work: Workspace) -> Row:
     """Mean AUC by k over the data sets, and absorption over the letters."""
     sae = saejax.load(work.experiment.run.path)
     found = saejax.probes(sae, work.lm, _PROBES.value, words=_WORDS.value, ks=(1, 5, 16))
-    row: Row = {f"auc_{k}": float(np.mean([one["k"][k]["auc"] for one in found.datasets.values()])) for k in found.ks}
+    ks = found.ks if found.datasets else ()
+    row: Row = {f"auc_{k}": float(np.mean([one["k"][k]["auc"] for one in found.datasets.values()])) for k in ks}
     return row | {name: found.first_letter[name]["mean"] for name in LETTERS if name in found.first_letter}
 
 
