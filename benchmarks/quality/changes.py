@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
@@ -21,6 +22,9 @@ from absl import app, flags
 from benchmarks.quality.ours import Hooks, train_ours
 from benchmarks.quality.sets import SETS, DataSet, variance_of
 from benchmarks.quality.table import Figures, difference
+from saejax.coders.latents import ListedLatents
+from saejax.coders.reconstruction import Matryoshka
+from saejax.coders.term import Term
 
 HERE = Path(__file__).parent
 LINES, TABLE = HERE / "changes.jsonl", HERE / "changes.md"
@@ -120,6 +124,19 @@ def _aligned(params: Row) -> Row:
     return params | {"W_enc": columns_DF + missing_F * rows_FD.T}
 
 
+class _ByFrequency(Matryoshka):
+    """The prefixes are of the latents that fire for most tokens of the batch; of equals the lower are before."""
+
+    def blocks(self, latents: ListedLatents) -> jax.Array:
+        order_F = jnp.argsort(-latents.counts())
+        rank_F = jnp.zeros_like(order_F).at[order_F].set(jnp.arange(order_F.size))
+        return jnp.searchsorted(jnp.asarray(self.prefixes), rank_F[latents.at], side="right").astype(jnp.int32)
+
+
+def _by_frequency(term: Term) -> Term:
+    return _ByFrequency(term.error, term.prefixes, term.detached) if isinstance(term, Matryoshka) else term
+
+
 def _changed(base: Setting, **changes: Any) -> Setting:
     coder, train = base.coder | changes.pop("coder", {}), base.train | changes.pop("train", {})
     return dataclasses.replace(base, coder=coder, train=train, **changes)
@@ -202,6 +219,7 @@ LISTA_MATRYOSHKA = (
         for what, changes in (
             ("a prefix teaches its own latents (`coder.prefixes_detached`)", {"coder": _DETACHED}),
             ("1/32, 1/8, 1/2 and all latents (`coder.prefixes`)", {"coder": _WIDTHS}),
+            ("prefixes of the latents that fire most often", {"hooks": Hooks(term=_by_frequency)}),
             ("detached prefixes and one more look", {"coder": _DETACHED | {"lista_steps": 1}}),
             (
                 "LISTA-Matryoshka: these three and one more look",

@@ -14,6 +14,7 @@ import numpy as np
 from benchmarks.peers.measure import Measured, measured
 from benchmarks.quality.sets import SETS, DataSet
 from saejax.coders import Coder, CoderConfig, Sites, build
+from saejax.coders.term import Term
 from saejax.store import ArrayRows
 from saejax.trained import TrainedCoder, folded, make_sites, unscaled
 from saejax.training import TrainConfig
@@ -34,11 +35,13 @@ class Hooks:
         whitening: the encoder sees x less its mean times the covariance to the power -whitening: a transcoder that
             reads this and writes x.
         after: parameters -> parameters, after the start and after every step.
+        term: a term of the loss -> what stands in its place.
     """
 
     start: Callable[[Params, np.ndarray], Params] | None = None
     whitening: float = 0.0
     after: Callable[[Params], Params] = lambda params: params
+    term: Callable[[Term], Term] = lambda term: term
 
 
 def train_ours(
@@ -63,6 +66,7 @@ def train_ours(
     config = TrainConfig(**{"tokens": data.tokens, "batch_size": data.batch} | train_keys)
     source = _Ordered(ArrayRows(arrays), arrays, np.load(data.order(seed)), data.batch)
     coder = build(told, source.hook_points["x"], config.steps, tokens=config.tokens)
+    coder = dataclasses.replace(coder, terms=tuple(hooks.term(term) for term in coder.terms))
     config = dataclasses.replace(config, lr=config.lr or usual_rate(config, coder.topology.d_in, told.d_sae))
     sites = make_sites(told, coder.topology, reads, ("x",), source.statistics)
     started = time.perf_counter()

@@ -80,16 +80,19 @@ class Matryoshka(Term):
     def _of_list(self, c: Context, latents: ListedLatents, none: jax.Array) -> jax.Array:
         """Every kept latent is decoded once, into the sum of its block; the prefixes add the blocks up."""
         rows, n = c.topology.decoder_rows(c.params), len(self.prefixes)
-        block = jnp.searchsorted(jnp.asarray(self.prefixes), latents.at, side="right").astype(jnp.int32)
         # Pairs that there are not stay beyond the last row.
         sums_BMR = decode_listed(
-            latents.values, latents.rows * n + block, latents.at, rows, latents.leading[0], n
+            latents.values, latents.rows * n + self.blocks(latents), latents.at, rows, latents.leading[0], n
         ).reshape(latents.leading[0], n, -1)
         prefixes_BMR, errors = jnp.cumsum(sums_BMR, axis=1), []
         for m in range(n):
             rows_BR = self._frozen(m, prefixes_BMR[:, m], sums_BMR[:, m])
             errors.append(self.error.of(c, self._frozen(m, none) + c.topology.written_by(c.params, rows_BR, c.x)))
         return jnp.stack(errors).sum() / n
+
+    def blocks(self, latents: ListedLatents) -> jax.Array:
+        """int32 [P]: how many prefixes end before each kept latent."""
+        return jnp.searchsorted(jnp.asarray(self.prefixes), latents.at, side="right").astype(jnp.int32)
 
     def _frozen(self, m: int, written: jax.Array, own: jax.Array | float = 0.0) -> jax.Array:
         """`written`; for a prefix m between the first and the whole that is detached, with the gradient of `own`."""
