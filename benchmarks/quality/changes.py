@@ -134,7 +134,7 @@ class _ByFrequency(Matryoshka):
 
 
 def _by_frequency(term: Term) -> Term:
-    return _ByFrequency(term.error, term.prefixes, term.detached) if isinstance(term, Matryoshka) else term
+    return _ByFrequency(**vars(term)) if isinstance(term, Matryoshka) else term
 
 
 def _changed(base: Setting, **changes: Any) -> Setting:
