@@ -24,7 +24,7 @@ from benchmarks.quality.sets import SETS, DataSet, variance_of
 from benchmarks.quality.table import Figures, difference
 from saejax.coders.latents import ListedLatents
 from saejax.coders.reconstruction import Matryoshka
-from saejax.coders.term import Term
+from saejax.coders.term import Context, Term
 
 HERE = Path(__file__).parent
 LINES, TABLE = HERE / "changes.jsonl", HERE / "changes.md"
@@ -131,6 +131,12 @@ class _ByFrequency(Matryoshka):
         order_F = jnp.argsort(-latents.counts())
         rank_F = jnp.zeros_like(order_F).at[order_F].set(jnp.arange(order_F.size))
         return jnp.searchsorted(jnp.asarray(self.prefixes), rank_F[latents.at], side="right").astype(jnp.int32)
+
+    def _of_list(self, c: Context, latents: ListedLatents, none: jax.Array) -> jax.Array:
+        """With the list in the order of rows and blocks, which decoding asks of it."""
+        order_P = jnp.argsort(latents.rows * len(self.prefixes) + self.blocks(latents))
+        in_order = {name: getattr(latents, name)[order_P] for name in ("values", "indices", "rows")}
+        return super()._of_list(c, dataclasses.replace(latents, **in_order), none)
 
 
 def _by_frequency(term: Term) -> Term:
