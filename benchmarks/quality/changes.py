@@ -333,11 +333,11 @@ rise": the penalty grows from 0 over so much of the training.
 """
 
 
-def train_all(stores: str, ends: float, sets: Sequence[str]) -> None:
-    """Every training that is not there, until the time is over."""
+def train_all(stores: str, ends: float, sets: Sequence[str], asked: str) -> None:
+    """Every training that is not there, of a setting with `asked` in its name, until the time is over."""
     there = {(row["set"], row["setting"], row["seed"]) for row in read()}
     for name, what, seed in work():
-        if (name, what, seed) in there or name not in sets:
+        if (name, what, seed) in there or name not in sets or asked not in what:
             continue
         SETS[name].prepare(stores)
         if time.monotonic() > ends:
@@ -402,13 +402,14 @@ def _of(rows: list[Row], data: str, setting: str) -> list[Row]:
 
 _STORES = flags.DEFINE_string("stores", "stores", "The folder of the captured activations.")
 _SETS = flags.DEFINE_list("sets", list(AT), "Train on these alone.")
+_CHANGES = flags.DEFINE_string("changes", "", "Train those alone that have this in their name.")
 _MINUTES = flags.DEFINE_float("minutes", 1e9, "Start no training after so many minutes; the next call goes on.")
 _ONLY_TABLE = flags.DEFINE_bool("only_table", False, "Train nothing; make the table again.")
 
 
 def main(_: list[str]) -> None:
     if not _ONLY_TABLE.value:
-        train_all(_STORES.value, time.monotonic() + 60 * _MINUTES.value, _SETS.value)
+        train_all(_STORES.value, time.monotonic() + 60 * _MINUTES.value, _SETS.value, _CHANGES.value)
     rows = read()
     dates = sorted({row["date"] for row in rows})
     sets = "\n".join(
