@@ -50,18 +50,18 @@ def _case(name: str, k: int, rates: tuple[float, ...], **changes: Any) -> Case:
     return Case(dataclasses.replace(SETS[name], **changes), k, rates)
 
 
-_LOW, _ALL = (1e-3, 3.2e-3, 1e-2), (1e-3, 3.2e-3, 1e-2, 3.2e-2)
+_MIDDLE, _ALL, _HIGH = (3.2e-3, 1e-2, 3.2e-2), (1e-3, 3.2e-3, 1e-2, 3.2e-2), (3.2e-3, 1e-2, 3.2e-2, 1e-1)
 CASES = (
     _case("demo", 24, _ALL, tokens=SHORT, batch=256),
-    _case("demo", 24, _ALL, tokens=SHORT),
+    _case("demo", 24, _HIGH, tokens=SHORT),
     _case("demo", 24, _ALL, tokens=MIDDLE, batch=256),
     _case("demo", 24, _ALL, tokens=MIDDLE),
-    _case("demo", 24, _ALL, tokens=MIDDLE, batch=4096),
-    _case("demo", 24, _LOW, tokens=LONG),
+    _case("demo", 24, _HIGH, tokens=MIDDLE, batch=4096),
+    _case("demo", 24, _MIDDLE, tokens=LONG),
     _case("demo", 6, _ALL, tokens=MIDDLE),
     _case("demo", 96, _ALL, tokens=MIDDLE),
-    _case("demo", 24, _ALL, tokens=MIDDLE, d_sae=256),
-    _case("demo", 24, _LOW, tokens=MIDDLE, d_sae=4096),
+    _case("demo", 24, _HIGH, tokens=MIDDLE, d_sae=256),
+    _case("demo", 24, _MIDDLE, tokens=MIDDLE, d_sae=4096),
     _case("encoder", 24, (2e-3, 5e-3, 1.2e-2), d_sae=512),
 )
 
