@@ -50,10 +50,12 @@ AT = {
     "demo": At(24, 1e-2, {"gated": 1.5, "standard": 1.6}),
     "encoder": At(24, 3e-3, {"gated": 3.4, "standard": 2.2}),
     "truth": At(12, 3e-3, {"gated": 1.7, "standard": 1.0}),
+    "truth_large": At(8, 0.0, {}),
     "smollm2": At(32, 0.0, {}),
 }
-# Slow: there the kept changes alone are tried.
-KEPT_ONLY = ("encoder", "smollm2")
+# Slow: there the kept changes alone are tried; of the second ones those alone that begin at the defaults of 2026-11-27.
+NEW_ONLY = ("truth_large", "smollm2")
+KEPT_ONLY = ("encoder", *NEW_ONLY)
 
 # The defaults of 2026-11-22, at which a tenth of the tokens made a latent dead.
 NO_LIFT = {"lift_coefficient": 0.0}
@@ -71,13 +73,14 @@ class Setting:
 
     Attributes:
         dead_share: of the tokens, after which a latent is dead.
-        falls_from: k falls from so many times its value over nine tenths of the training.
+        falls_from, falls_over: k falls from so many times its value over such a share of the training.
     """
 
     coder: dict[str, Any] = dataclasses.field(default_factory=dict)
     train: dict[str, Any] = dataclasses.field(default_factory=dict)
     dead_share: float | None = None
     falls_from: float | None = None
+    falls_over: float = 0.9
     hooks: Hooks | None = None
     preset: str = "topk"
 
@@ -89,7 +92,7 @@ class Setting:
         if self.dead_share:
             coder["dead_after_tokens"] = max(1, round(self.dead_share * data.tokens))
         if self.falls_from:
-            coder |= {"k_start": round(self.falls_from * at.l0), "k_anneal_fraction": 0.9}
+            coder |= {"k_start": round(self.falls_from * at.l0), "k_anneal_fraction": self.falls_over}
         train = {"lr": at.lr if self.preset == "topk" else 0.0} | self.train
         found, rows_FD, seconds = train_ours(data, coder, train, seed, self.hooks)
         row = {name: round(value, 6) for name, value in found.figures().items()}
@@ -174,8 +177,7 @@ STANDARD_BEFORE = _changed(STANDARD_LIFTED, coder=NO_LIFT)
 class Change:
     """What it is called in the lines, a setting, and what it became; `kept`: it is the default now.
 
-    `everywhere`: it is tried on slow data too, as those are that were kept; but for SmolLM2's, which has those alone
-    that begin at the defaults of 2026-11-27.
+    `everywhere`: it is tried on slow data too, as those are that were kept.
     """
 
     what: str
@@ -215,6 +217,16 @@ LISTA_MATRYOSHKA = (
             f"{before.preset}: k falls from 2.4 k over nine tenths of the training (`coder.k_start`)",
             before,
             _changed(before, falls_from=2.4),
+            everywhere=True,
+        )
+        for before in NOW.values()
+        if before.preset != "jumprelu"
+    ),
+    *(
+        Change(
+            f"{before.preset}: k falls from 3 k over half of the training",
+            before,
+            _changed(before, falls_from=3.0, falls_over=0.5),
             everywhere=True,
         )
         for before in NOW.values()
@@ -326,9 +338,9 @@ excludes 0. Where L0 moves, FVE moves with it.
 {sets}
 
 The rates are TopK's, those that fitted best before; the other families have the default. Bold changes are kept. They
-were tried on the encoder's layer too, one more was, and most of what begins at the defaults of 2026-11-27, as on
-SmolLM2. Of TopK each kept change begins where the one before it ends, and what was not kept where the last ends. "To
-rise": the penalty grows from 0 over so much of the training.
+were tried on the encoder's layer too, one more was, and most of what begins at the defaults of 2026-11-27; of that
+most on SmolLM2, and two on the larger truth. Of TopK each kept change begins where the one before it ends, and what was
+not kept where the last ends. "To rise": the penalty grows from 0 over so much of the training.
 
 """
 
@@ -355,7 +367,7 @@ def work() -> list[tuple[str, str, int]]:
     every = [(name, what, seed) for name in AT for seed in SEEDS for what in settings()]
     today = {id(setting) for setting in NOW.values()}
     new = {*NOW, *(change.what for change in CHANGES if change.everywhere and id(change.before) in today)}
-    wanted = [one for one in every if one[1] in (new if one[0] == "smollm2" else kept) or one[0] not in KEPT_ONLY]
+    wanted = [one for one in every if one[1] in (new if one[0] in NEW_ONLY else kept) or one[0] not in KEPT_ONLY]
     return sorted(wanted, key=lambda one: (one[0] in KEPT_ONLY, one[1] not in kept))
 
 
