@@ -79,11 +79,9 @@ class Matryoshka(Term):
 
     def _of_list(self, c: Context, latents: ListedLatents, none: jax.Array) -> jax.Array:
         """Every kept latent is decoded once, into the sum of its block; the prefixes add the blocks up."""
-        rows, n = c.topology.decoder_rows(c.params), len(self.prefixes)
-        # Pairs that there are not stay beyond the last row.
-        sums_BMR = decode_listed(
-            latents.values, latents.rows * n + self.blocks(latents), latents.at, rows, latents.leading[0], n
-        ).reshape(latents.leading[0], n, -1)
+        rows, n, n_tokens = c.topology.decoder_rows(c.params), len(self.prefixes), latents.leading[0]
+        into_P = latents.rows * n + self.blocks(latents)  # of pairs that there are not: beyond the last row
+        sums_BMR = decode_listed(latents.values, into_P, latents.at, rows, n_tokens, n).reshape(n_tokens, n, -1)
         prefixes_BMR, errors = jnp.cumsum(sums_BMR, axis=1), []
         for m in range(n):
             rows_BR = self._frozen(m, prefixes_BMR[:, m], sums_BMR[:, m])
@@ -194,10 +192,8 @@ class ReconstructionSettings(Settings, section="coder"):
 
 def _none(latents: Latents) -> Latents:
     """One kept latent a token, of value 0: what decodes to the biases alone."""
-    if isinstance(latents, ListedLatents):
-        zero = jnp.zeros((*latents.leading, 1), latents.values.dtype)
-    else:
-        zero = jnp.zeros_like(latents.values[..., :1])
+    leading = latents.leading if isinstance(latents, ListedLatents) else latents.values.shape[:-1]
+    zero = jnp.zeros((*leading, 1), latents.values.dtype)
     return Latents(zero, zero.astype(jnp.int32), latents.d_sae)
 
 

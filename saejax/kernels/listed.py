@@ -25,9 +25,8 @@ def decode_listed(
 ) -> jax.Array:
     """out_r = sum over the pairs of row r of value W[latent]: [n_tokens per_token, D] where there is one table.
 
-    The rows of a list rise.
-    With a table for each group (per_token is their number) out is [n_tokens, D], the sum over the groups, each at its
-    columns.
+    A list's rows rise. With a table for each group (per_token is their number) out is [n_tokens, D], the sum over the
+    groups, each at its columns.
     """
     shards = shards_of(n_tokens, tables[0].shape[0])
 
