@@ -142,7 +142,8 @@ class _ByFrequency(Matryoshka):
         return super()._of_list(c, dataclasses.replace(latents, **in_order), none)
 
 
-def _by_frequency(term: Term) -> Term:
+def by_frequency(term: Term) -> Term:
+    """The term with `_ByFrequency` in place of Matryoshka's prefixes; other terms as they are."""
     return _ByFrequency(**vars(term)) if isinstance(term, Matryoshka) else term
 
 
@@ -237,7 +238,7 @@ LISTA_MATRYOSHKA = (
         for what, changes in (
             ("a prefix teaches its own latents (`coder.prefixes_detached`)", {"coder": _DETACHED}),
             ("1/32, 1/8, 1/2 and all latents (`coder.prefixes`)", {"coder": _WIDTHS}),
-            ("prefixes of the latents that fire most often", {"hooks": Hooks(term=_by_frequency)}),
+            ("prefixes of the latents that fire most often", {"hooks": Hooks(term=by_frequency)}),
             ("detached prefixes and one more look", {"coder": _DETACHED | {"lista_steps": 1}}),
             (
                 "LISTA-Matryoshka: these three and one more look",

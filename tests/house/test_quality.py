@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from benchmarks.quality import losses, runs
+from benchmarks.quality.changes import by_frequency
 from benchmarks.quality.losses import Text, loss_tables, measure_losses
 from benchmarks.quality.probes import table as probes_table
 from benchmarks.quality.runs import Results, Run, compare
@@ -190,3 +192,29 @@ def test_probes_are_compared_seed_by_seed_and_data_set_by_data_set() -> None:
     }
     cells = [cell.strip() for cell in list(probes_table(DEMO, scores, [2]))[-1].split("|")[1:-1]]
     assert cells == ["topk", "2", "0.6800", "0.6700", "-", "**+0.0100 [+0.0100, +0.0100]**", "-"]
+
+
+def test_prefixes_by_frequency_are_those_of_latents_put_in_that_order() -> None:
+    coder = build(CoderConfig(preset="matryoshka", d_sae=64, k=5), 16, 1000, tokens=10**6)
+    sorted_in_the_loss = dataclasses.replace(coder, terms=tuple(map(by_frequency, coder.terms)))
+    x = jax.random.normal(jax.random.key(2), (128, 16))
+    params = coder.init(jax.random.key(1)) | {"b_enc": 0.3 * jax.random.normal(jax.random.key(3), (64,))}
+    # Of the coder's own code, not of the list that the term sees.
+    fires_F = np.asarray(coder.encode(params, x).dense() != 0).sum(0)
+    order_F = np.argsort(-fires_F, kind="stable")
+
+    def put(tree: Any, order: Any) -> Any:
+        along = {"W_enc": (slice(None), order), "b_enc": order, "W_dec": order}
+        return {name: leaf[along[name]] if name in along else leaf for name, leaf in tree.items()}
+
+    def loss(coder: Any, params: Any) -> Any:
+        return coder.loss(params, {"x": x, "y": x}, coder.init_stats(), jnp.int32(5))[0]
+
+    got, want = (
+        jax.value_and_grad(lambda p, one=one: loss(one, p))(params)
+        for one, params in ((sorted_in_the_loss, params), (coder, put(params, order_F)))
+    )
+    np.testing.assert_allclose(got[0], want[0], rtol=1e-5)
+    assert abs(got[0] - loss(coder, params)) > 1e-3
+    for name, leaf in put(want[1], np.argsort(order_F)).items():
+        np.testing.assert_allclose(got[1][name], leaf, rtol=1e-4, atol=1e-7)
