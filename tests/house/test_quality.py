@@ -194,6 +194,7 @@ def test_probes_are_compared_seed_by_seed_and_data_set_by_data_set() -> None:
     assert cells == ["topk", "2", "0.6800", "0.6700", "-", "**+0.0100 [+0.0100, +0.0100]**", "-"]
 
 
+@pytest.mark.usefixtures("by_blocks")  # a long list's rows must rise
 def test_prefixes_by_frequency_are_those_of_latents_put_in_that_order() -> None:
     coder = build(CoderConfig(preset="matryoshka", d_sae=64, k=5), 16, 1000, tokens=10**6)
     sorted_in_the_loss = dataclasses.replace(coder, terms=tuple(map(by_frequency, coder.terms)))
