@@ -65,7 +65,7 @@ _LR = flags.DEFINE_float(
 )
 _ROWS = flags.DEFINE_integer("rows", 16, "train.through_rows.")
 _PROBES = flags.DEFINE_string(
-    "probes", "", "Data sets of `saejax evaluate --probes`; with first_letter the lines stand apart."
+    "probes", "", "Data sets of `saejax evaluate --probes`; with first_letter or all the lines stand apart."
 )
 _WORDS = flags.DEFINE_integer("words", 1500, "Words of the vocabulary for first letters; 0: all.")
 _LAYERS = flags.DEFINE_list("layers", [], "Blocks, each with an autoencoder of its residual stream.")
@@ -83,7 +83,8 @@ def trained() -> str:
 
 def label() -> str:
     """What is trained and asked of it, as the lines call it."""
-    return trained() + (", first letters" if "first_letter" in _PROBES.value.split(",") else "")
+    letters = {"all", "first_letter"} & set(_PROBES.value.split(","))
+    return trained() + (", first letters" if letters else "")
 
 
 def finished(name: str, settings: dict[str, Any]) -> Workspace:
