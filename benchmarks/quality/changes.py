@@ -84,8 +84,9 @@ class Setting:
     hooks: Hooks | None = None
     preset: str = "topk"
 
-    def train_on(self, data: DataSet, seed: int) -> Row:
-        at = AT[data.name]
+    def train_on(self, data: DataSet, seed: int, at: At | None = None) -> Row:
+        """The figures of one training, at the set's own L0 and rate or at others."""
+        at = at or AT[data.name]
         coder = {"preset": self.preset, "k": at.l0, "target_l0": float(at.l0)} | self.coder
         if self.preset in at.l1:
             coder["l1_coefficient"] = at.l1[self.preset]
@@ -120,7 +121,7 @@ def _active_subspace(params: Row, x_ND: np.ndarray) -> Row:
     return params | {"W_dec": rows, "W_enc": scale * rows.T}
 
 
-def _aligned(params: Row) -> Row:
+def aligned(params: Row) -> Row:
     """The encoder's rows moved along the decoder's, so that the inner product of a pair is 1."""
     rows_FD, columns_DF = params["W_dec"], params["W_enc"]
     missing_F = (1 - (rows_FD.T * columns_DF).sum(0)) / jnp.square(rows_FD).sum(1)
@@ -312,7 +313,7 @@ CHANGES = (
         Change(
             f"{before.preset}: aligned training (arXiv:2605.18629): <w_enc, w_dec> is 1 for every latent",
             before,
-            _changed(before, hooks=Hooks(after=_aligned)),
+            _changed(before, hooks=Hooks(after=aligned)),
             everywhere=before.preset == "topk",
         )
         for before in NOW.values()

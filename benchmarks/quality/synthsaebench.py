@@ -94,7 +94,8 @@ def ours(k: int) -> dict[str, Row]:
     return {name: {"preset": name.partition(",")[0]} | keys for name, keys in named.items()}
 
 
-FAMILIES, RATES = ("batchtopk", "matryoshka"), (1e-2, 3e-3, 1e-3, 3e-4)
+# SAELens's, and the rates that it is tried at with the first seed.
+FAMILIES, RATES = ("batchtopk", "matryoshka"), (1e-2, 3e-2, 3e-3)
 
 # (F1, MCC, explained variance) at width 4,096, L0 25 and 200 million samples of SynthSAEBench-16k (arXiv 2602.14687).
 PUBLISHED = {
@@ -111,13 +112,15 @@ HEAD = """# SynthSAEBench's recipe
 of {batch:,}. saejax has its defaults. All dictionaries are scored by saejax, on the same samples; last, those that
 SAELens can read by SAELens's own evaluation too, on other samples. "Looks once more" is `coder.lista_steps=1`; "as
 LISTA-Matryoshka" has besides prefixes of 1/32, 1/8, 1/2 and all latents, detached, and a k that falls from 2.4 times
-its last value (github.com/chanind/claude-auto-research-synthsaebench).
+its last value (github.com/chanind/claude-auto-research-synthsaebench). A world is named by the begin of its sha256. The
+same command makes it again on the same machine, and made another one on another processor.
 """
 SMALL = """
 ## At a size for two cores
 
 The world is SAELens's (`benchmarks/peers/make_synthsaebench.py small`): {features}; dictionaries of {d_sae:,} latents,
-k {k}, {samples:,} samples; 2 CPU cores, 24 GB, no GPU. SAELens has its recipe at the rate with the best F1 of {rates}.
+k {k}, {samples:,} samples; 2 CPU cores, 24 GB, no GPU. SAELens has its recipe at the rate with the best F1 of its
+first seed: {rates}.
 
 """
 WHOLE = """
@@ -135,11 +138,29 @@ def saved(size: Size) -> str:
 
 
 def jobs(size: Size) -> Iterator[tuple[str, str, float, int]]:
-    """(trainer, family, rate, seed); a rate of 0 is saejax's default."""
+    """(trainer, family, rate, seed), what has a peer first; a rate of 0 is saejax's default.
+
+    A peer is tried at several rates with the first seed; its others have the best.
+    """
+    beside = [family for family in ours(size.k) if family in FAMILIES]
     for seed in SEEDS:
-        yield from (("saejax", family, 0.0, seed) for family in ours(size.k))
-        if size.peers:
+        yield from (("saejax", family, 0.0, seed) for family in beside)
+        if size.peers and not seed:
             yield from (("SAELens", family, rate, seed) for family in FAMILIES for rate in RATES)
+        elif size.peers:
+            yield from (("SAELens", family, best_rate(_rows(size, family)), seed) for family in FAMILIES)
+    yield from (("saejax", family, 0.0, seed) for seed in SEEDS for family in ours(size.k) if family not in beside)
+
+
+def _rows(size: Size, family: str) -> list[Row]:
+    """SAELens's so far of a family."""
+    of = ("SAELens", family, size.samples, saved(size))
+    return [row for row in read() if _way(row) == of]
+
+
+def best_rate(rows: list[Row]) -> float:
+    """That with the best F1 of the first seed."""
+    return float(max((row for row in rows if not row["seed"]), key=lambda row: row["f1"])["lr"])
 
 
 def train(size: Size, trainer: str, family: str, rate: float, seed: int) -> Row:
@@ -195,6 +216,7 @@ def table(rows: list[Row], d_sae: int) -> list[str]:
     head = [
         "trainer",
         "family",
+        "world",
         "million samples",
         "seeds",
         "F1",
@@ -207,23 +229,23 @@ def table(rows: list[Row], d_sae: int) -> list[str]:
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for way in dict.fromkeys(map(_way, rows)):
         mine = [row for row in rows if _way(row) == way]
-        rates = {row["lr"]: [r for r in mine if r["lr"] == row["lr"]] for row in mine}
-        best = max(rates, key=lambda rate: np.mean([row["f1"] for row in rates[rate]]))
-        seeds = rates[best]
+        best = best_rate(mine)
+        seeds = [row for row in mine if row["lr"] == best]
         cells = [f"{np.mean([r[n] for r in seeds]):.3f}" for n in FIGURES[:3]]
         if len(seeds) > 1:
             cells = [f"{cell} ({np.std([r[n] for r in seeds]):.3f})" for cell, n in zip(cells, FIGURES, strict=False)]
         cells += [f"{np.mean([r['l0'] for r in seeds]):.2f}", f"{np.mean([r['dead'] for r in seeds]) / d_sae:.1%}"]
         theirs = [row["by_saelens"] for row in seeds if "by_saelens" in row]
         cells.append(", ".join(f"{np.mean([r[n] for r in theirs]):.3f}" for n in FIGURES[:3]) if theirs else "-")
-        trainer, family, samples = way
+        trainer, family, samples, world = way
         named = f"{family}, rate {best:g}" if best else family
-        lines.append(f"| {' | '.join([trainer, named, f'{samples / 1e6:.4g}', str(len(seeds)), *cells])} |")
+        about = [trainer, named, world[:8] or "planted", f"{samples / 1e6:.4g}", str(len(seeds))]
+        lines.append(f"| {' | '.join([*about, *cells])} |")
     return lines
 
 
-def _way(row: Row) -> tuple[str, str, int]:
-    return row["trainer"], row["family"], row["samples"]
+def _way(row: Row) -> tuple[str, str, int, str]:
+    return row["trainer"], row["family"], row["samples"], row["world"]
 
 
 def page(rows: list[Row]) -> str:
@@ -236,7 +258,7 @@ def page(rows: list[Row]) -> str:
         lines = table([row for row in rows if row["size"] == named], size.d_sae)
         if named == "16k":
             lines += [
-                f"| published | {name} | 200 | - | {' | '.join(map(str, of))} | 25 | - | - |"
+                f"| published | {name} | published | 200 | - | {' | '.join(map(str, of))} | 25 | - | - |"
                 for name, of in PUBLISHED.items()
             ]
         text += "\n".join(lines) + "\n"
@@ -256,8 +278,10 @@ def main(_: list[str]) -> None:
     key = ("size", "samples", "world", "trainer", "family", "lr", "seed")
     done, world = {tuple(row[name] for name in key) for row in read()}, saved(size)
     for job in jobs(size):
-        if (_SIZE.value, size.samples, world, *job) in done or time.monotonic() > ends:
+        if (_SIZE.value, size.samples, world, *job) in done:
             continue
+        if time.monotonic() > ends:
+            break
         row = {"size": _SIZE.value} | train(size, *job)
         with LINES.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")

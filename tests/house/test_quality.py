@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.quality import losses, runs
+from benchmarks.quality import behind, losses, runs
 from benchmarks.quality.changes import by_frequency
 from benchmarks.quality.losses import Text, loss_tables, measure_losses
 from benchmarks.quality.probes import table as probes_table
@@ -219,3 +219,23 @@ def test_prefixes_by_frequency_are_those_of_latents_put_in_that_order() -> None:
     assert abs(got[0] - loss(coder, params)) > 1e-3
     for name, leaf in put(want[1], np.argsort(order_F)).items():
         np.testing.assert_allclose(got[1][name], leaf, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("tries", "wanted"),
+    [
+        ({"a": (0.8885, 0.70), "b": (0.8850, 0.80), "c": (0.8905, 0.66)}, "a"),  # b loses too much
+        ({"a": (0.8200, 0.70), "b": (0.8850, 0.80)}, "b"),  # all do
+    ],
+)
+def test_the_best_try_is_ahead_where_saejax_is_behind_and_loses_little(
+    tries: dict[str, tuple[float, float]], wanted: str
+) -> None:
+    cell = behind.Cell("truth", "jumprelu", 24, "f1")
+    lines = {behind.DEFAULT: (0.89, 0.64)} | tries
+    rows = [
+        {"cell": cell.name, "what": what, "seed": seed, "l0": 24.0, "fve": fve, "f1": f1 if seed == 0 else 1.0}
+        for what, (fve, f1) in lines.items()
+        for seed in (0, 1)
+    ]
+    assert behind.best(rows, cell) == wanted
