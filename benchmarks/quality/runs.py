@@ -224,7 +224,7 @@ class Results:
                 break
             first = PENALISED[run.family][TRAINERS.index(run.trainer)]
             known = points or others
-            l1 = math.exp(_root([(x, y) for x, y, _ in known])) if known else first
+            l1 = math.exp(root([(x, y) for x, y, _ in known])) if known else first
             points.append(_point(self.of(dataclasses.replace(run, l1=float(f"{l1:.4g}"))), run.target))
         return min(points, key=lambda point: abs(point[1]))[2]
 
@@ -239,7 +239,7 @@ def _point(row: Row, target: int) -> tuple[float, float, Row]:
     return math.log(row["l1"]), math.log(max(row["l0"], 1e-3) / target), row
 
 
-def _root(points: list[tuple[float, float]]) -> float:
+def root(points: list[tuple[float, float]]) -> float:
     """Where log(L0 / target) over log l1 crosses 0, as far as is known: straight between the nearest points on both
     sides, and not too near to either, for L0 may jump there; else along the two nearest, or with slope -1 from one."""
     over, under = ([point for point in points if (point[1] > 0) == wanted] for wanted in (True, False))

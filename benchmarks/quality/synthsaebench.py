@@ -95,7 +95,7 @@ def ours(k: int) -> dict[str, Row]:
 
 
 # SAELens's, and the rates that it is tried at with the first seed.
-FAMILIES, RATES = ("batchtopk", "matryoshka"), (1e-2, 3e-2, 3e-3)
+FAMILIES, RATES = ("batchtopk", "matryoshka"), (1e-2, 3e-2, 3e-3, 1e-1)
 
 # (F1, MCC, explained variance) at width 4,096, L0 25 and 200 million samples of SynthSAEBench-16k (arXiv 2602.14687).
 PUBLISHED = {

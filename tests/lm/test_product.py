@@ -41,7 +41,14 @@ def test_eigen_is_asked_for_where_it_was_measured_to_be_faster(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("known", "measured"), [({"avx2"}, True), ({"avx2", "avx512f"}, False), ({"asimd"}, False), (set(), False)]
+    ("known", "measured"),
+    [
+        ({"avx2"}, True),
+        ({"avx2", "avx512f"}, False),
+        ({"avx2", "avx512f", "sse4a"}, True),
+        ({"asimd"}, False),
+        (set(), False),
+    ],
 )
 def test_other_processors_keep_what_xla_chose(monkeypatch: pytest.MonkeyPatch, known: set[str], measured: bool) -> None:
     monkeypatch.setattr(product, "instruction_sets", lambda: frozenset(known))
@@ -68,5 +75,5 @@ def test_both_libraries_give_the_same_activations(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_xla_without_the_option_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product, "_OPTION", "xla_cpu_no_such_option")
+    monkeypatch.setattr(product, "EIGEN", {"xla_cpu_no_such_option": ""})
     assert not product._has_option.__wrapped__()
