@@ -25,8 +25,9 @@ from saejax.core.host import keep_memory
 from saejax.training.trace import COMPONENTS, by_component, device_spans, operations
 
 PAGE = Path(__file__).with_name("profiles.md")
-# Steps before the trace, and in it; batches of data.
-_WARM, _TRACED, _BATCHES = 3, 6, 4
+# Steps before the trace, and in it; batches of data. The first rows of a process were twice as slow after three steps
+# as after other rows.
+_WARM, _TRACED, _BATCHES = 12, 6, 4
 _ROWS = (
     "topk-128-1024",
     "topk-3072",
