@@ -27,8 +27,8 @@ from benchmarks.quality.table import NAMES, figures_at, rows_of
 HERE = Path(__file__).parent
 LINES, TABLE = HERE / "behind.jsonl", HERE / "behind.md"
 SEEDS = (0, 1, 2)
-# The L0 of a penalised family is met within this ratio, or its search ends after so many trainings.
-_NEAR, _MOST = 0.1, 6
+# So many trainings search for the L0 of a penalised family.
+_MOST = 6
 Row = dict[str, Any]
 
 
@@ -149,20 +149,13 @@ def figure(row: Row, cell: Cell, name: str) -> float:
 def train(cell: Cell, what: str, seed: int) -> Row:
     """The line of a training; of a penalised family the nearest of a search for its L0."""
     data, setting = SETS[cell.data], tries(cell)[what]
-    l1, rows = _first_l1(cell, what), []
-    while True:
-        at = At(cell.l0, 0.0, {cell.family: l1} if l1 else {})
-        rows.append(setting.train_on(data, seed, at) | {"l1": l1})
-        points = [(math.log(row["l1"] or 1), _missed(row, cell), row) for row in rows]
-        if not l1 or len(rows) == _MOST or min(abs(y) for _, y, _ in points) < _NEAR:
-            break
-        l1 = float(f"{math.exp(runs.root([(x, y) for x, y, _ in points])):.4g}")
-    row = min(rows, key=lambda row: abs(_missed(row, cell)))
+
+    def at(l1: float) -> Row:
+        return setting.train_on(data, seed, At(cell.l0, 0.0, {cell.family: l1} if l1 else {})) | {"l1": l1}
+
+    first = _first_l1(cell, what)
+    row = runs.search(at, cell.l0, first, _MOST) if first else at(0.0)
     return {"cell": cell.name, "what": what, "seed": seed, "date": time.strftime("%Y-%m-%d")} | row
-
-
-def _missed(row: Row, cell: Cell) -> float:
-    return math.log(max(row["l0"], 1e-3) / cell.l0)
 
 
 def _first_l1(cell: Cell, what: str) -> float:

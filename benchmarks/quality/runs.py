@@ -9,7 +9,7 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -218,15 +218,10 @@ class Results:
         if run.family not in PENALISED:
             return self.of(run)
         points = self._points(run, ("seed", "lr", "dead_share"))
-        others = points or self._points(run, ("seed",))
-        for _ in range(most):
-            if points and min(abs(y) for _, y, _ in points) < _NEAR:
-                break
-            first = PENALISED[run.family][TRAINERS.index(run.trainer)]
-            known = points or others
-            l1 = math.exp(root([(x, y) for x, y, _ in known])) if known else first
-            points.append(_point(self.of(dataclasses.replace(run, l1=float(f"{l1:.4g}"))), run.target))
-        return min(points, key=lambda point: abs(point[1]))[2]
+        others = self._points(run, ("seed",))
+        first = PENALISED[run.family][TRAINERS.index(run.trainer)]
+        first = math.exp(_root([(x, y) for x, y, _ in others])) if others else first
+        return search(lambda l1: self.of(dataclasses.replace(run, l1=l1)), run.target, first, most, points)
 
     def _points(self, run: Run, alike: Sequence[str]) -> list[tuple[float, float, Row]]:
         """What is known of a set, a family and a trainer, where what is named is the run's."""
@@ -235,11 +230,24 @@ class Results:
         return [_point(row, run.target) for row in mine if all(row[name] == getattr(run, name) for name in names)]
 
 
+def search(
+    train: Callable[[float], Row], target: int, first: float, most: int, known: Sequence[tuple[float, float, Row]] = ()
+) -> Row:
+    """The line whose L0 is nearest to the target, of `known` ones (`_point`) and up to `most` trainings at other l1."""
+    points = list(known)
+    for _ in range(most):
+        if points and min(abs(y) for _, y, _ in points) < _NEAR:
+            break
+        l1 = math.exp(_root([(x, y) for x, y, _ in points])) if points else first
+        points.append(_point(train(float(f"{l1:.4g}")), target))
+    return min(points, key=lambda point: abs(point[1]))[2]
+
+
 def _point(row: Row, target: int) -> tuple[float, float, Row]:
     return math.log(row["l1"]), math.log(max(row["l0"], 1e-3) / target), row
 
 
-def root(points: list[tuple[float, float]]) -> float:
+def _root(points: list[tuple[float, float]]) -> float:
     """Where log(L0 / target) over log l1 crosses 0, as far as is known: straight between the nearest points on both
     sides, and not too near to either, for L0 may jump there; else along the two nearest, or with slope -1 from one."""
     over, under = ([point for point in points if (point[1] > 0) == wanted] for wanted in (True, False))

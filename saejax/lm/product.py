@@ -10,8 +10,9 @@ from jax.sharding import Mesh
 
 from saejax.core.host import instruction_sets
 
+_OPTION = "xla_cpu_experimental_ynn_fusion_type"
 # Eigen's products in place of XLA's default library.
-EIGEN: dict[str, str | bool] = {"xla_cpu_experimental_ynn_fusion_type": ""}
+EIGEN: dict[str, str | bool] = {_OPTION: ""}
 # The widest residual stream or MLP that was measured and is faster with Eigen.
 _WIDEST = 3072
 
@@ -36,7 +37,7 @@ def options_of_blocks(params: Any, mesh: Mesh) -> dict[str, str | bool]:
     measured, so left to XLA: others' AVX-512, and no AVX2. What XLA_FLAGS says of it stays as well.
     """
     on_cpu = mesh.devices.flat[0].platform == "cpu"
-    if not on_cpu or not _measured_here() or min(EIGEN) in os.environ.get("XLA_FLAGS", "") or not _has_option():
+    if not on_cpu or not _measured_here() or _OPTION in os.environ.get("XLA_FLAGS", "") or not _has_option():
         return {}
     leaves = jax.tree_util.tree_leaves_with_path(params)
     of_blocks = [leaf for path, leaf in leaves if "blocks" in jax.tree_util.keystr(path)]

@@ -18,7 +18,7 @@ from saejax.core.files import write_json, writing
 from saejax.core.host import resident_memory
 from saejax.runs import Run
 from saejax.training.program import Program
-from saejax.training.trace import by_component, device_spans, operations, row
+from saejax.training.trace import newest_trace, row
 from saejax.training.watch import Phases, Watch, device_memory
 
 # Steps before the trace, and in it: the prediction of a run's length looks at later ones.
@@ -94,8 +94,6 @@ class Profiler(Watch):
                 self._measure(step)
         self._taken = step + 1
 
-    # --- memory -----------------------------------------------------------------------------------------------
-
     def _measure(self, step: int) -> None:
         point = {"step": step, "seconds": time.perf_counter() - self._begun}
         if host := resident_memory():
@@ -106,8 +104,6 @@ class Profiler(Watch):
         if len(self._memory) > _POINTS:
             self._memory = self._memory[::2]
             self._every *= 2
-
-    # --- the trace --------------------------------------------------------------------------------------------
 
     def _start(self, step: int) -> None:
         options = jax.profiler.ProfileOptions()
@@ -127,18 +123,10 @@ class Profiler(Watch):
         first, self._tracing = self._tracing, None
         jax.profiler.stop_trace()
         steps = self._taken - first
-        files = list(self._run.trace.rglob("*.xplane.pb"))
-        if not (steps and files):
-            return
-        newest = max(files, key=lambda path: path.stat().st_mtime)
-        module, ops = operations(self._program.as_text())  # type: ignore[attr-defined]
-        devices, host = device_spans(newest, module, ops)
-        for_perfetto = newest.with_name(newest.name.replace(".xplane.pb", ".trace.json.gz"))
-        about = {"perfetto": str(for_perfetto.relative_to(self._folder)), "first_step": first + 1, "steps": steps}
-        table = by_component(devices, host, ops, steps)
-        self._trace = about | table | {"idle": [one | {"name": PHASES[one["name"]]} for one in table["idle"]]}
-
-    # --- what is written --------------------------------------------------------------------------------------
+        if found := newest_trace(self._run.trace, self._program, steps):
+            for_perfetto = found[0].with_name(found[0].name.replace(".xplane.pb", ".trace.json.gz"))
+            about = {"perfetto": str(for_perfetto.relative_to(self._folder)), "first_step": first + 1, "steps": steps}
+            self._trace = about | found[1] | {"idle": [one | {"name": PHASES[one["name"]]} for one in found[1]["idle"]]}
 
     def content(self) -> dict[str, Any]:
         """The content of profile.json."""
@@ -191,9 +179,6 @@ def step_bytes(memory: Any) -> int:
         return 0
     both = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     return int(both + memory.temp_size_in_bytes)
-
-
-# --- profile.md ------------------------------------------------------------------------------------------------
 
 
 def as_markdown(content: Mapping[str, Any]) -> str:

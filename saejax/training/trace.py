@@ -32,7 +32,7 @@ _BETWEEN_DEVICES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", 
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = ")
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) (?:\(.*)?\{?\s*$")
 _CALLED = re.compile(
-    r"(?:body|condition|calls|to_apply|branch_computations|true_computation|false_computation)=([^\s]*)"
+    r"(?:body|condition|calls|to_apply|branch_computations|true_computation|false_computation)=({[^}]*}|\S*)"
 )
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 
@@ -213,6 +213,15 @@ def _busy(active: dict[str, dict[int, str]]) -> list[tuple[str, str]]:
     if at_work := [name for name in waiting if not name.startswith(("copy", "wrapped_copy"))] or waiting:
         return [("op", at_work[-1])]
     return [("idle", next(reversed(active["host"].values()), ""))]
+
+
+def newest_trace(folder: Path, step: Any, steps: int) -> tuple[Path, dict[str, Any]] | None:
+    """(.xplane.pb file, `by_component`) of the latest trace in a folder, of `steps` of a compiled step; or None."""
+    if not steps or not (files := list(folder.rglob("*.xplane.pb"))):
+        return None
+    newest = max(files, key=lambda path: path.stat().st_mtime)
+    module, ops = operations(step.as_text())
+    return newest, by_component(*device_spans(newest, module, ops), ops, steps)
 
 
 def by_component(

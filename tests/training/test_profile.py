@@ -92,7 +92,7 @@ def test_names_of_parts() -> None:
     assert {key: component_of(*key) for key in wanted} == wanted
 
 
-def test_an_operation_without_a_name_counts_to_its_loop() -> None:
+def test_an_operation_without_a_name_counts_to_its_loop_or_branch() -> None:
     module, found = operations(
         """HloModule jit_step, is_scheduled=true
 
@@ -101,14 +101,25 @@ def test_an_operation_without_a_name_counts_to_its_loop() -> None:
   ROOT %copy.7 = (s32[]) copy(%p)
 }
 
+%region_1.2 (p: (s32[])) -> (s32[]) {
+  ROOT %copy.5 = (s32[]) copy(%p)
+}
+
+%region_2.3 (p: (s32[])) -> (s32[]) {
+  ROOT %copy.6 = (s32[]) copy(%p)
+}
+
 ENTRY %main.9 (a: f32[2]) -> f32[2] {
   %while.3 = (s32[]) while(%t), condition=%cond.1, body=%body.1, metadata={op_name="jit(step)/jvp(decode)/while"}
+  %c.4 = s32[] conditional(%i), branch_computations={%region_1.2, %region_2.3}, metadata={op_name="jit(f)/select"}
   ROOT %copy.8 = f32[2] copy(%a)
 }
 """
     )
     assert module == "jit_step"
     assert {name: one.component for name, one in found.items() if "copy" in name} == {
+        "copy.5": "select",
+        "copy.6": "select",
         "copy.7": "decode",
         "copy.8": REST,
     }
