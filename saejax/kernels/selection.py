@@ -1,24 +1,29 @@
 """The largest of many numbers, exactly: k of all of them, or k of each row; as a mask, or as a list.
 
 The bits of a non-negative float32, read as an integer, are ordered as the float is. So the k-th largest is the
-largest bit pattern that at least k numbers reach, found in 31 halvings; of few numbers on a GPU by four bits a turn.
+largest bit pattern that at least k numbers reach, found by two bits a turn; of few numbers on a GPU by four.
 Over devices (see `shards`) only counts travel; for the k largest of each row, each device's own k largest.
 
 Lists are found in two rounds. The k largest numbers lie in the k groups of neighbours whose maxima are largest, among
 equal maxima the first: each group before the last one that is taken has a number of its own that comes before that
-one's. So k groups are found among the maxima, by halving, and then k numbers among the members of these groups. What is
-halved is small, every pass is one loop that all cores share, and what is chosen goes to its place by its rank. On 2 CPU
-cores XLA's own top_k (one core) takes twice as long at 6,144 latents and k 32, and five times at 24,576.
+one's. So k groups are found among the maxima, and then k numbers among the members of these groups. What
+is searched is small, every pass is one loop that all cores share, and what is chosen goes to its place by its rank.
 """
 
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from saejax.kernels.shards import Shards, shards_of, shards_of_batch
 
-_LANES, _DEPTH = 16, 32
+_LANES, _DEPTH = 32, 24
+_SPAN, _BITS = 128, 16
+_WORDS = np.eye(_SPAN // _BITS).repeat(_BITS, 0)
+# [entries, 8 + 8 + 1]: an entry's bit in its word, 1 for each word after its own, 1.
+_BIT, _LATER = 2.0 ** (np.arange(_SPAN)[:, None] % _BITS), np.triu(np.ones((_SPAN // _BITS, _SPAN // _BITS)), 1)
+_OF_WORDS = np.hstack([_WORDS * _BIT, _WORDS @ _LATER, np.ones((_SPAN, 1))]).astype(np.float32)
 # Numbers up to which starting kernels takes a GPU longer than reading them, by arithmetic for an H100.
 _FEW = 1 << 22
 
@@ -66,21 +71,15 @@ def top_k(values: jax.Array, k: int) -> list[jax.Array]:
 
 
 def quick_top_k(values: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """The selection of `top_k`, in the order of the indices: two rounds of `_rows_mask` where they pay."""
-    size = _group_size(values.shape[-1], k)
-    if size == 1:
-        best, at = top_k(values, k)
-        # A device's candidates must come in the order of the latents where there are equals.
-        at = jnp.sort(at, axis=-1)
-        return jnp.take_along_axis(values, at, axis=-1), at
-    rows = values.reshape(-1, values.shape[-1])
-    grouped = _groups(rows, size, -jnp.inf)
-    of_group = _set_places(_rows_mask(_sort_keys(grouped).max(-1), k), k)  # [R, k]
-    members = jnp.take_along_axis(grouped, of_group[..., None], axis=1).reshape(len(rows), -1)
-    within = _set_places(_rows_mask(_sort_keys(members), k), k)
-    best = jnp.take_along_axis(members, within, axis=1)
-    at = jnp.take_along_axis(of_group, within // size, axis=1) * size + within % size
-    shape = (*values.shape[:-1], k)
+    """The selection of `top_k`, in the order of the indices: in two rounds where they pay."""
+    shape, size = (*values.shape[:-1], k), _group_size(values.shape[-1], k)
+    grouped = _groups(values.reshape(-1, values.shape[-1]), size, -jnp.inf)
+    at = _chosen_columns(_sort_keys(grouped).max(-1), k)  # [R, k], of groups
+    best = jnp.take_along_axis(grouped, at[..., None], axis=1).reshape(len(grouped), -1)  # all their members
+    if size > 1:
+        within = _chosen_columns(_sort_keys(best), k)
+        best = jnp.take_along_axis(best, within, axis=1)
+        at = jnp.take_along_axis(at, within // size, axis=1) * size + within % size
     return best.reshape(shape), at.reshape(shape)
 
 
@@ -136,7 +135,7 @@ def _list_of_mask(own: jax.Array, k: jax.Array, most: int, shards: Shards) -> tu
 def _group_size(n: int, k: int) -> int:
     """Members of a group, so that the maxima of n and the members of k groups are few together; 1: no groups."""
     best = (n / k) ** 0.5
-    return max((size for size in (4, 8, 16, 32, 64) if size <= 1.5 * best), default=1)
+    return max((size for size in (4, 8, 16, 32) if size <= 1.5 * best), default=1)
 
 
 def _groups(rows: jax.Array, size: int, fill: float | bool) -> jax.Array:
@@ -149,51 +148,53 @@ def _groups(rows: jax.Array, size: int, fill: float | bool) -> jax.Array:
 
 def _rows_mask(key: jax.Array, k: int) -> jax.Array:
     """bool [R, N]: the k largest of each row of `_sort_keys`, exactly k; among equals at the border the first."""
-
-    def halve(i: jax.Array, bits_so_far: jax.Array) -> jax.Array:
-        candidate = bits_so_far | (jnp.uint32(1) << jnp.asarray(31 - i, jnp.uint32))
-        return jnp.where(row_counts(key >= candidate[:, None]) >= k, candidate, bits_so_far)
-
-    def by_halves() -> jax.Array:
-        return jax.lax.fori_loop(0, 32, halve, jnp.zeros_like(key[:, 0]))
-
-    def by_digits() -> jax.Array:
-        return _by_digits(lambda c_RC: (key[:, None] >= c_RC[..., None]).sum(-1, dtype=jnp.int32) >= k, len(key))
-
-    kth = _quicker(key.size, by_halves, by_digits)[:, None]
+    kth = _kth(key, lambda n_RC: n_RC >= k)[:, None]
     reached = key >= kth
 
     def without_some() -> jax.Array:
         above, ties = key > kth, key == kth
         return above | (ties & (jnp.cumsum(ties, axis=1) <= k - above.sum(1, keepdims=True)))
 
-    return jax.lax.cond((row_counts(reached) > k).any(), without_some, lambda: reached)
+    return jax.lax.cond((_row_counts(reached) > k).any(), without_some, lambda: reached)
 
 
-def row_counts(mask: jax.Array) -> jax.Array:
-    """int32 [R]: the true entries of each row of [R, N]; by lanes first, as `_total`."""
-    padded = jnp.pad(mask, ((0, 0), (0, -mask.shape[1] % _LANES)))
-    return padded.reshape(mask.shape[0], -1, _LANES).sum(1, dtype=jnp.int32).sum(1)
+def _row_counts(mask: jax.Array) -> jax.Array:
+    """uint32 [R]: the true entries of each row of [R, N]. By lanes first: a CPU then counts on all cores."""
+    return _by_lanes(mask).sum(2, dtype=jnp.uint32).reshape(mask.shape[0], -1).sum(1, dtype=jnp.uint32)
 
 
-def _set_places(mask: jax.Array, k: int) -> jax.Array:
-    """int32 [R, k]: the columns of the k true entries of each row of [R, N], rising."""
-    n_rows, n = mask.shape
-    # The n-th of all true entries is entry n mod k of row n // k.
-    return _ranked(mask.reshape(-1), n_rows * k).reshape(n_rows, k) % n
+def _chosen_columns(key: jax.Array, k: int) -> jax.Array:
+    """int32 [R, k]: the columns of the k largest of each row of [R, N], rising."""
+    n_rows, n = key.shape
+    # The n-th of all that are chosen is entry n mod k of row n // k.
+    return _ranked(_rows_mask(key, k).reshape(-1), n_rows * k).reshape(n_rows, k) % n
 
 
 def _ranked(mask: jax.Array, most: int) -> jax.Array:
-    """int32 [most]: the places of the true entries of [N], of which there are at most so many; N for what is left."""
-    width = 128  # counts within a piece of so many are one product with a triangle, exact in float32
-    padded = jnp.pad(mask, (0, -mask.size % width)).reshape(-1, width)
-    triangle = jnp.triu(jnp.ones((width, width), jnp.float32))
-    up_to = jnp.matmul(padded.astype(jnp.float32), triangle, precision=jax.lax.Precision.HIGHEST).astype(jnp.int32)
-    before = jnp.cumsum(up_to[:, -1]) - up_to[:, -1]
-    rank = (up_to + before[:, None]).reshape(-1)[: mask.size] - 1
-    place = jnp.where(mask, rank, most)
-    nowhere = jnp.full(most, mask.size, jnp.int32)
-    return nowhere.at[place].set(jnp.arange(mask.size, dtype=jnp.int32), mode="drop", unique_indices=False)
+    """int32 [most]: the places of the true entries of [N], of which there are at most so many; N for what is left.
+
+    A scatter, which a CPU does on one core, puts down words of 16 entries, not entries.
+    """
+    padded = jnp.pad(mask, (0, -mask.size % _SPAN)).reshape(-1, _SPAN)
+    # A piece's words, how many are true before each, and in all: one product, exact in float32.
+    about = jnp.matmul(padded.astype(jnp.float32), _OF_WORDS, precision=jax.lax.Precision.HIGHEST).astype(jnp.int32)
+    words, within, total = jnp.split(about, (_SPAN // _BITS, 2 * _SPAN // _BITS), axis=1)
+    words, before = words.reshape(-1), (jnp.cumsum(total)[:, None] - total + within).reshape(-1)
+    first = jnp.where(words > 0, before, most)
+    number = jnp.arange(words.size, dtype=jnp.int32)
+    of_word = jax.lax.cummax(jnp.zeros(most, jnp.int32).at[first].set(number, mode="drop"))
+    rank = jnp.arange(most, dtype=jnp.int32)
+    place = of_word * _BITS + _bit_of_rank(words[of_word], rank - before[of_word])
+    return jnp.where(rank < total.sum(), place, mask.size)
+
+
+def _bit_of_rank(words: jax.Array, rank: jax.Array) -> jax.Array:
+    """int32: the place of each word's bit that has so many bits below it, by halving."""
+    place = jnp.zeros_like(rank)
+    for half in (8, 4, 2, 1):
+        below = jax.lax.population_count(words >> place & (1 << half) - 1)
+        rank, place = jnp.where(rank >= below, rank - below, rank), jnp.where(rank >= below, place + half, place)
+    return place
 
 
 def _sort_keys(values: jax.Array) -> jax.Array:
@@ -211,45 +212,63 @@ def _sortable_bits(values: jax.Array) -> jax.Array:
 
 
 def _kth_largest(bits: jax.Array, k: jax.Array, shards: Shards) -> jax.Array:
-    """The largest pattern that at least k entries reach; 0 where fewer than k are at least 0."""
-
-    def halve(i: int, bits_so_far: jax.Array) -> jax.Array:
-        candidate = bits_so_far | (jnp.int32(1) << (30 - i))
-        return jnp.where(_reaches(bits >= candidate, k, shards), candidate, bits_so_far)
-
-    def by_halves() -> jax.Array:
-        return jax.lax.fori_loop(0, 31, halve, jnp.int32(0))
-
-    def by_digits() -> jax.Array:
-        own_1N = jnp.maximum(bits, 0).astype(jnp.uint32).reshape(1, -1)
-
-        def reaches(c_1C: jax.Array) -> jax.Array:
-            return _sum_reaches((own_1N[..., None] >= c_1C[:, None]).sum(1, dtype=jnp.uint32), k, shards.over_all)
-
-        return _by_digits(reaches, 1)[0].astype(jnp.int32)
-
-    return _quicker(bits.size, by_halves, by_digits)
+    """The largest pattern that at least k entries reach; 0 where fewer than k are at least 0, 2^31 - 1 for k 0."""
+    own_1N = jnp.maximum(bits, 0).astype(jnp.uint32).reshape(1, -1)
+    kth_1 = _kth(own_1N, lambda n_1C: _sum_reaches(n_1C, k, shards.over_all))
+    return jnp.minimum(kth_1[0], 2**31 - 1).astype(jnp.int32)
 
 
-def _quicker(size: int, by_halves: Callable[[], jax.Array], by_digits: Callable[[], jax.Array]) -> jax.Array:
-    return jax.lax.platform_dependent(cpu=by_halves, default=by_digits if size <= _FEW else by_halves)
+def _kth(key_RN: jax.Array, enough: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """uint32 [R]: the largest pattern that enough numbers of a row reach, found by two bits a turn.
 
-
-def _by_digits(reaches: Callable[[jax.Array], jax.Array], n_rows: int) -> jax.Array:
-    """uint32 [n_rows]: the largest pattern that each row reaches, by four bits a turn.
-
-    `reaches` says it of candidates [n_rows, 15]; it holds for 0 and, once it fails, for no larger pattern. A GPU starts
-    kernels for every turn, and a train step of a small coder was bound by that: 4.1 ms with 31 turns on an H100. Here
-    every number is read for each candidate, four times as often in all: of many numbers halving reads less.
+    `enough` says of counts [R, C] whether they are; it holds at 0 and, once it fails, for no larger pattern. A GPU
+    starts kernels for every turn, and a train step of a small coder was bound by that: 4.1 ms with 31 turns on an H100.
+    There few numbers are found by four bits a turn, and every number is read for each of 15 candidates.
     """
+    n_rows = key_RN.shape[0]
+
+    def by_two() -> jax.Array:
+        blocks = _by_lanes(key_RN)
+        return _by_digits(lambda c_R3: enough(_counts_of_three(blocks, c_R3)), n_rows, 2)
+
+    def by_four() -> jax.Array:
+        def counts(c_RC: jax.Array) -> jax.Array:
+            return (key_RN[:, None] >= c_RC[..., None]).sum(-1, dtype=jnp.uint32)
+
+        return _by_digits(lambda c_RC: enough(counts(c_RC)), n_rows, 4)
+
+    return jax.lax.platform_dependent(cpu=by_two, default=by_four if key_RN.size <= _FEW else by_two)
+
+
+def _by_digits(reached: Callable[[jax.Array], jax.Array], n_rows: int, n_bits: int) -> jax.Array:
+    """uint32 [n_rows]: the largest pattern that is `reached`, which says it of candidates [n_rows, 2^n_bits - 1]."""
 
     def turn(i: int, known_R: jax.Array) -> jax.Array:
-        shift = jnp.asarray(28 - 4 * i, jnp.uint32)
-        c_RC = known_R[:, None] | (jnp.arange(1, 16, dtype=jnp.uint32)[None] << shift)
-        return known_R | (reaches(c_RC).sum(-1, dtype=jnp.uint32) << shift)
+        shift = jnp.asarray(32 - n_bits * (i + 1), jnp.uint32)
+        c_RC = known_R[:, None] | (jnp.arange(1, 2**n_bits, dtype=jnp.uint32)[None] << shift)
+        return known_R | (reached(c_RC).sum(-1, dtype=jnp.uint32) << shift)
 
     # In other people's shard_map what is carried must vary over devices from the start.
-    return jax.lax.fori_loop(1, 8, turn, turn(0, jnp.zeros(n_rows, jnp.uint32)))
+    return jax.lax.fori_loop(1, 32 // n_bits, turn, turn(0, jnp.zeros(n_rows, jnp.uint32)))
+
+
+def _by_lanes(of_RN: jax.Array) -> jax.Array:
+    """[R, C, depth, lanes] of [R, N], and 0: XLA makes a CPU's fast code of a sum over a depth, unless that is long."""
+    n_rows, n = of_RN.shape
+    n_blocks = -(-n // (_LANES * _DEPTH))
+    depth = -(-n // (_LANES * n_blocks))
+    return jnp.pad(of_RN, ((0, 0), (0, n_blocks * depth * _LANES - n))).reshape(n_rows, n_blocks, depth, _LANES)
+
+
+def _counts_of_three(blocks_RCDL: jax.Array, c_R3: jax.Array) -> jax.Array:
+    """uint32 [R, 3]: how many numbers of a row reach each of three rising candidates above 0, read once.
+
+    The three counts over the depth have ten bits each of one number.
+    """
+    one, two, three = (c_R3[:, c, None, None, None] for c in range(3))
+    counted = jnp.where(blocks_RCDL >= two, jnp.where(blocks_RCDL >= three, 0x100401, 0x401), blocks_RCDL >= one)
+    sums_RN = counted.astype(jnp.uint32).sum(2, dtype=jnp.uint32).reshape(blocks_RCDL.shape[0], -1)
+    return jnp.stack([(sums_RN >> 10 * c & 0x3FF).sum(1, dtype=jnp.uint32) for c in range(3)], axis=1)
 
 
 def _mask(bits: jax.Array, k: jax.Array, shards: Shards) -> jax.Array:
@@ -312,11 +331,8 @@ def _reaches(chosen: jax.Array, k: jax.Array, shards: Shards) -> jax.Array:
 
 
 def _total(mask: jax.Array) -> jax.Array:
-    """uint32: how many are true. By lanes first: a CPU then counts on all cores and stores no numbers."""
-    if mask.size % (_LANES * _DEPTH):
-        return mask.sum(dtype=jnp.uint32)
-    # Few at a time: XLA makes something slower of a long sum.
-    return mask.reshape(-1, _DEPTH, _LANES).sum(1, dtype=jnp.uint32).sum(dtype=jnp.uint32)
+    """uint32: how many are true."""
+    return _row_counts(mask.reshape(1, -1))[0]
 
 
 def _sum_reaches(own: jax.Array, k: jax.Array, over: Callable[[jax.Array], jax.Array]) -> jax.Array:

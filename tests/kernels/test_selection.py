@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
+from saejax.kernels import selection
 from saejax.kernels.selection import largest_listed, largest_mask, largest_of_rows
 from saejax.parallel import DATA, LATENT, ParallelConfig, make_mesh
 
@@ -60,6 +61,27 @@ def test_any_numbers_any_shape_any_k(data: Any) -> None:
     values = np.array(data.draw(st.lists(number, min_size=size, max_size=size)), np.float32).reshape(shape)
     k = data.draw(st.integers(1, size + 2))
     np.testing.assert_array_equal(np.asarray(MASK(values, k)), _wanted(values, k))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 1.0])
+@pytest.mark.parametrize("n", [1, 15, 16, 127, 128, 129, 5000])
+def test_true_entries_are_listed_in_their_order(n: int, share: float) -> None:
+    mask = np.random.default_rng(n).random(n) < share
+    wanted = np.flatnonzero(mask)
+    for most in {len(wanted), len(wanted) + 3} - {0}:
+        got = np.asarray(selection._ranked(jax.numpy.asarray(mask), most))
+        np.testing.assert_array_equal(got, np.append(wanted, [n] * (most - len(wanted))))
+
+
+@pytest.mark.parametrize("n", [1, 31, 32, 769, 1000, 20_000])
+def test_the_largest_pattern_that_enough_of_a_long_row_reach(n: int) -> None:
+    """Counts of all lengths fit where three of them share a number; the largest pattern has all 32 bits."""
+    rng = np.random.default_rng(n)
+    keys = rng.integers(0, 2**32, size=(3, n), dtype=np.uint32)
+    keys[1], keys[2] = 2**32 - 1, rng.integers(0, 3, size=n)
+    for k in {1, n // 2 + 1, n}:
+        got = np.asarray(selection._kth(jax.numpy.asarray(keys), lambda n_RC, k=k: n_RC >= k))
+        np.testing.assert_array_equal(got, np.sort(keys, axis=1)[:, n - k])
 
 
 def _tiny(which: str) -> np.ndarray:

@@ -49,11 +49,7 @@ QUICK = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "place"),
-    rest_in("ci", PAIRS, QUICK),
-    ids=str,
-)
+@pytest.mark.parametrize(("name", "place"), rest_in("ci", PAIRS, QUICK), ids=str)
 def test_twenty_steps_are_those_of_one_device(name: str, place: Place) -> None:
     by_blocks = name in BY_BLOCKS
     got, want = trained(name, place, by_blocks), trained(name, ALONE, by_blocks)
@@ -132,7 +128,7 @@ def test_a_step_sends_little_more_than_it_must(name: str, place: Place) -> None:
     for c in found:
         assert c.kind in ("all-reduce", "all-gather"), c
         assert c.kind != "all-gather" or c.size < 4 * B // n_data * groups * F, c
-        assert c.times == 1 or c.size <= 8, c  # a loop counts: it sends no rows
+        assert c.times == 1 or c.size <= 24, c  # a loop counts, for three candidates at once: it sends no rows
     sent = sum(c.sent for c in found if not c.branch)
     must = least(abstract, a_coder(name)[0], B, n_data, n_latent)
     fired = 2 * 4 * groups * F // n_latent
