@@ -29,7 +29,7 @@ MUTANTS = [
         ("lengths[0] / (2 * lengths[1] + 1e-6)", "lengths[0] / (lengths[1] + 1e-6)"),
         ('params["W_skip"] * (reads / writes)', 'params["W_skip"] * (writes / reads)'),
         ("self._e_hat(c)) / total_variance(e), 0)", "self._e_hat(c)), 0)"),
-        ("stop_gradient(c.pre).max(0))", "stop_gradient(c.pre).min(0))"),
+        ("greatest_token(jax.lax.stop_gradient(c.pre))", "-greatest_token(-jax.lax.stop_gradient(c.pre))"),
     ),
     *_of(
         "coders",
@@ -43,7 +43,8 @@ MUTANTS = [
         "kernels",
         "kernels/test_pairs kernels/test_dead kernels/test_segments kernels/test_kernels coders/test_hierarchical",
         ("rank_TU < count_T[:, None]", "rank_TU <= count_T[:, None]"),
-        ("jnp.where(reach(candidate_BG) >= k,", "jnp.where(reach(candidate_BG) > k,"),
+        ("reach(least_BG) >= k, 31", "reach(least_BG) > k, 31"),
+        ("jnp.where(rank >= below, place + half, place)", "jnp.where(rank > below, place + half, place)"),
         ("jnp.where(lengths > 0, lengths, 1)", "jnp.where(lengths > 1, lengths, 1)"),
         ("(n_kept - 1) % every :: every", "n_kept % every :: every"),
     ),
@@ -239,9 +240,7 @@ MUTANTS = [
         ),
     ),
     *_of(
-        "core",
-        "interop/test_torch_file",
-        ("last >= storage.count or count > storage.count", "count > storage.count"),
+        "core", "interop/test_torch_file", ("last >= storage.count or count > storage.count", "count > storage.count")
     ),
     *_of(
         "core",

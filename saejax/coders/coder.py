@@ -17,6 +17,7 @@ from saejax.coders.sparsity.base import Keep, Sparsity
 from saejax.coders.term import Context, Term, squared_error
 from saejax.coders.topology import Axes, Declared, Topology
 from saejax.kernels.batch import n_tokens
+from saejax.kernels.dense import computed_once
 from saejax.kernels.norms import unit_rows
 from saejax.kernels.sparse import entries
 
@@ -118,7 +119,7 @@ class Coder:
         x: jax.Array,
         step: jax.Array | int,
         sparsity: Sparsity,
-        take: Callable[[Params, jax.Array, jax.Array], Keep],
+        take: Callable[[Params, jax.Array, jax.Array, jax.Array], Keep],
     ) -> tuple[jax.Array, tuple[Latents, ...]]:
         """(u [B, *in] of `lista`, which the encoder reads in place of x, the latents of the steps before the last)."""
         if not self.lista.steps:
@@ -128,15 +129,15 @@ class Coder:
         for t in range(self.lista.steps):
             own = self.lista.at(t, params, sparsity.parameters())
             pre = self.topology.pre_activations(params, into)
-            latents = sparsity(pre, take(params, into, pre), own, step)
+            latents = sparsity(pre, take(params, self.topology.encoder_rows(params), into, pre), own, step)
             error = x - self.topology.decode(params, latents, x)
             into = into + self.lista.share(error, nothing) * error
             earlier.append(latents)
         return into, tuple(earlier)
 
-    def _sparse(self, params: Params, into: jax.Array, pre: jax.Array) -> Keep:
+    def _sparse(self, params: Params, rows: jax.Array, into: jax.Array, pre: jax.Array) -> Keep:
         """Called by a selection, whose gradient is then the encoder's."""
-        return jax.named_scope("encode")(functools.partial(self.topology.kept, params, into, pre))
+        return jax.named_scope("encode")(functools.partial(self.topology.kept, params, rows, into, pre))
 
     def group(self, params: Params, g: int) -> tuple["Coder", Params]:
         """(coder, params) of one group of latents by itself, as the layers of a cross-layer transcoder are.
@@ -248,15 +249,15 @@ class Coder:
         with jax.named_scope("encode"):
             pre = self.topology.pre_activations(params, into)
             if sparsity.sparse:  # no dense gradient
-                # Behind a barrier it is stored once, not once for everyone who reads it.
-                pre = jax.lax.optimization_barrier(jax.lax.stop_gradient(pre))
-            keep = take(params, into, pre)
+                pre = computed_once(jax.lax.stop_gradient(pre), step)
+            rows = self.topology.encoder_rows(params)
+            keep = take(params, rows, into, pre)
         with jax.named_scope("select"):
             latents = sparsity(pre, keep, params, step)
         with jax.named_scope("decode"):
             y_hat = self.topology.decode(params, latents, x)
         about = (self.topology, sparsity, params, x, y, y_hat, pre, keep, latents, dead, stats, step, variance)
-        return Context(*about, into=into, earlier=earlier)
+        return Context(*about, into=into, rows=rows, earlier=earlier)
 
     def project_gradients(self, params: Params, grads: Params) -> Params:
         """With a unit decoder: removes from each decoder row's gradient its part along the row."""
@@ -283,7 +284,7 @@ class Coder:
         return params | jax.lax.cond(due, lambda: jax.tree.map(unit_rows, rows), lambda: rows)
 
 
-def _dense(params: Params, into: jax.Array, pre: jax.Array) -> Keep:
+def _dense(params: Params, rows: jax.Array, into: jax.Array, pre: jax.Array) -> Keep:
     return functools.partial(entries, pre)
 
 

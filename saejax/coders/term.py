@@ -30,6 +30,7 @@ class Context:
         step: int32, number of finished steps.
         whole_variance: `total_variance` of the targets of the whole batch, where these tokens are a part of it.
         into: what the encoder reads, where it is not x (`encoded`).
+        rows: `Topology.encoder_rows`, one for all whose gradients stay sparse.
         earlier: latents of an unrolled encoder's steps before the last (`lista`).
     """
 
@@ -47,6 +48,7 @@ class Context:
     step: jax.Array
     whole_variance: jax.Array | None = None
     into: jax.Array | None = None
+    rows: jax.Array | None = None
     earlier: tuple[Latents, ...] = ()
 
     @property

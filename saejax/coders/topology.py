@@ -22,11 +22,12 @@ import jax.numpy as jnp
 
 from saejax.coders.initialisation import INITS
 from saejax.coders.latents import Latents, ListedLatents, Params
+from saejax.kernels.batch import for_tokens
 from saejax.kernels.dense import EXACT, product
 from saejax.kernels.groups import Groups
 from saejax.kernels.listed import decode_listed, kept_listed, of_latents_listed
 from saejax.kernels.norms import norms, unit_rows
-from saejax.kernels.sparse import decode_rows, kept_pre_activations, of_latents
+from saejax.kernels.sparse import decode_rows, kept_pre_activations, of_latents, rows_of_columns
 
 Axes = tuple[str | None, ...]
 
@@ -122,6 +123,11 @@ class Topology:
         W_GNF = W_enc.reshape(len(self.decoders), -1, W_enc.shape[-1])
         return into.reshape(len(into), *W_GNF.shape[:2]), W_GNF
 
+    def encoder_rows(self, params: Params) -> jax.Array:
+        """W_enc as [G, F, N], a row for each latent. Gradients that come to it are added up before they are turned."""
+        W_enc = params["W_enc"]
+        return rows_of_columns(W_enc.reshape(len(self.decoders), -1, W_enc.shape[-1]))
+
     def by_group(self, groups: Sequence[jax.Array], axis: int = 1) -> jax.Array:
         """Arrays, one for each group of latents, as one: with an axis of groups where latents have one."""
         return groups[0] if len(self.latent_shape) == 1 else jnp.stack(groups, axis)
@@ -131,26 +137,32 @@ class Topology:
         # Group by group: a batched product of bfloat16 into float32 does not exist on every backend.
         x_BGN, W_GNF = self.encoders(params, x)
         pre = [product(x_BGN[:, g], W_GNF[g], self.matmul_dtype) for g in range(len(W_GNF))]
-        return self.by_group(pre) + self.encoder_bias(params)[None]
+        return self.by_group(pre) + for_tokens(self.encoder_bias(params), len(x))
 
     def kept(
-        self, params: Params, x: jax.Array, pre: jax.Array, indices: jax.Array, rows_P: jax.Array | None = None
+        self,
+        params: Params,
+        W_GFN: jax.Array,
+        x: jax.Array,
+        pre: jax.Array,
+        at: jax.Array,
+        rows_P: jax.Array | None = None,
     ) -> jax.Array:
-        """pre at `indices`, [B, K] or [B, G, K], where pre is known already; its gradient stays sparse (and skips x).
+        """pre at `at`, [B, K] or [B, G, K], where pre is known already; its gradient stays sparse (and skips x).
 
-        Of a list for the batch: pre at (rows, indices), [P].
+        W_GFN, to which it goes, is from `encoder_rows`. Of a list for the batch: pre at (rows, at), [P].
         """
         bias = self.encoder_bias(params)
-        (x_BGN, W_GNF), raw = self.encoders(params, x), jax.lax.stop_gradient(pre - bias[None])
-        n_tokens, n_groups, n_latents = len(x), len(W_GNF), pre.shape[-1]
+        (x_BGN, _), raw = self.encoders(params, x), jax.lax.stop_gradient(pre - bias[None])
+        n_tokens, n_groups, n_latents = len(x), len(W_GFN), pre.shape[-1]
         raw_BGF, bias_GF = raw.reshape(n_tokens, n_groups, n_latents), bias.reshape(n_groups, n_latents)
         if rows_P is not None:
-            kept_P = kept_listed(x_BGN, W_GNF, raw_BGF, rows_P, indices, n_tokens)
-            return kept_P + of_latents_listed(bias_GF, rows_P, indices, n_tokens)
-        at_BGK = indices.reshape(n_tokens, n_groups, indices.shape[-1])
+            kept_P = kept_listed(x_BGN, W_GFN, raw_BGF, rows_P, at, n_tokens)
+            return kept_P + of_latents_listed(bias_GF, rows_P, at, n_tokens)
+        at_BGK = at.reshape(n_tokens, n_groups, at.shape[-1])
 
         def of_group(g: int) -> jax.Array:
-            kept_BK = kept_pre_activations(x_BGN[:, g], W_GNF[g], raw_BGF[:, g], at_BGK[:, g])
+            kept_BK = kept_pre_activations(x_BGN[:, g], W_GFN[g], raw_BGF[:, g], at_BGK[:, g])
             return kept_BK + of_latents(bias_GF[g], at_BGK[:, g])
 
         return self.by_group([of_group(g) for g in range(n_groups)])

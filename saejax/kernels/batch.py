@@ -10,9 +10,11 @@ Derivatives there are pmap's: each device differentiates the sum of all devices'
 parameters. As every device has the whole loss, the mean over devices of these is the gradient (`of_all_copies`).
 """
 
+import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 # The axes of saejax's own meshes: tokens lie on the first, latents on the second. Nobody else's axes have these names.
 # So in a program over a mesh of other people's (jax.set_mesh, shard_map, pmap) arrays are whole to the kernels.
@@ -49,6 +51,31 @@ def n_tokens(n_own: int) -> int:
     return n_own * jax.sharding.get_abstract_mesh().shape[axis] if axis else n_own
 
 
+@jax.custom_vjp
+def over_tokens(values: jax.Array) -> jax.Array:
+    """sum_b values[b]: [B, ...] -> [...], of the array's own tokens.
+
+    On a CPU a product with ones: XLA's own sum over the first axis of [2048, 49152] takes 583 ms there, this 14.
+    """
+
+    def product(values: jax.Array) -> jax.Array:
+        flat = values.reshape(len(values), -1)
+        sums = jnp.matmul(jnp.ones_like(flat[:, 0]), flat, precision=jax.lax.Precision.HIGHEST)
+        return sums.reshape(values.shape[1:])
+
+    return jax.lax.platform_dependent(values, cpu=product, default=lambda values: values.sum(0))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def for_tokens(of_latents: jax.Array, n_tokens: int) -> jax.Array:
+    """The same numbers for each token: [...] -> [n_tokens, ...]; the gradient is `over_tokens`."""
+    return jnp.broadcast_to(of_latents[None], (n_tokens, *of_latents.shape))
+
+
+over_tokens.defvjp(lambda values: (over_tokens(values), len(values)), lambda n, g: (for_tokens(g, n),))
+for_tokens.defvjp(lambda of_latents, n: (for_tokens(of_latents, n), None), lambda n, _, g: (over_tokens(g),))
+
+
 def per_token(values: jax.Array) -> jax.Array:
     """mean_b sum of values[b]: [B, ...] -> []"""
     return of_batch(values.sum()) / n_tokens(values.shape[0])
@@ -56,7 +83,7 @@ def per_token(values: jax.Array) -> jax.Array:
 
 def mean_token(values: jax.Array) -> jax.Array:
     """mean_b values[b]: [B, ...] -> [1, ...]"""
-    return of_batch(values.sum(0, keepdims=True)) / n_tokens(values.shape[0])
+    return of_batch(over_tokens(values)[None]) / n_tokens(values.shape[0])
 
 
 def whole_batch(rows: jax.Array) -> jax.Array:

@@ -62,6 +62,21 @@ def _rounded_bwd(dtype: str, residuals: tuple[jax.Array, jax.Array], g_BM: jax.A
 _rounded_to.defvjp(_rounded_fwd, _rounded_bwd)
 
 
+def computed_once(values: jax.Array, step: jax.Array) -> jax.Array:
+    """The values, computed once and not again by some of those who read them. `step` is any number from 0 on.
+
+    XLA's CPU backend drops barriers before it fuses operations, and then keeps what the values are made of as well, as
+    large as they are. It keeps a loop that never turns, for it does not know that.
+    """
+
+    def behind_a_loop(values: jax.Array, step: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, (step < 0).astype(jnp.int32), lambda _, values: -values, values)
+
+    return jax.lax.platform_dependent(
+        values, jnp.asarray(step), cpu=behind_a_loop, default=lambda values, _: jax.lax.optimization_barrier(values)
+    )
+
+
 def decode_dense(values_BGF: jax.Array, rows: Groups, dtype: str) -> jax.Array:
     """out_b = sum_g values_bg rows_g at the group's columns, float32 [B, D], multiplied in `dtype`."""
     return rows.added_up([product(values_BGF[:, group], W_FR, dtype) for group, W_FR in enumerate(rows)])

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from saejax.kernels.groups import Groups
-from saejax.kernels.pairs import PairRows, in_order, ordered, row_products, turned, weighted_sums
+from saejax.kernels.pairs import PairRows, in_order, ordered, row_products, weighted_sums
 from saejax.kernels.segments import sum_pairs
 from saejax.kernels.shards import Shards, shards_of
 
@@ -38,11 +38,8 @@ def decode_listed(
     return shards.run(local, "P P P FR", "BD")(values_P, rows_P, latents_P, tables)
 
 
-def _listed_fwd(
-    values_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array, tables: Groups, n_tokens: int, per_token: int
-) -> tuple[jax.Array, Any]:
-    out = decode_listed(values_P, rows_P, latents_P, tables, n_tokens, per_token)
-    return out, (values_P, rows_P, latents_P, tables)
+def _listed_fwd(*arguments: Any) -> tuple[jax.Array, Any]:
+    return decode_listed(*arguments), arguments[:4]
 
 
 def _listed_bwd(n_tokens: int, per_token: int, residuals: Any, g_RD: jax.Array) -> Any:
@@ -51,11 +48,9 @@ def _listed_bwd(n_tokens: int, per_token: int, residuals: Any, g_RD: jax.Array) 
 
     def local(values_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array, tables: Groups, g_RD: jax.Array) -> Any:
         list_ = _Own(rows_P, latents_P, n_tokens, per_token, len(tables), tables[0].shape, shards)
-        of_values, of_tables = jnp.zeros_like(values_P), []
-        for group, (W_FR, g_RR) in enumerate(zip(tables, tables.of(g_RD), strict=True)):
-            own = row_products(g_RR, list_.sums, list_.latents, W_FR)
-            of_values = jnp.where(list_.groups == group, own, of_values)
-            of_tables.append(weighted_sums(values_P, list_.sums, list_.of_latent(group), g_RR))
+        parts = tables.of(g_RD)
+        of_values = row_products(list(zip(parts, tables, strict=True)), list_.by_row, list_.latents)
+        of_tables = [weighted_sums(values_P, list_.sums, list_.of_latent(g), g_RR) for g, g_RR in enumerate(parts)]
         return of_values, jax.tree.map(shards.over_rows, Groups(tuple(of_tables), tables.starts))
 
     of_values, of_tables = shards.run(local, "P P P FR BD", "P FR")(values_P, rows_P, latents_P, tables, g_RD)
@@ -67,24 +62,22 @@ decode_listed.defvjp(_listed_fwd, _listed_bwd)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def kept_listed(
-    x_BGD: jax.Array, W_GDF: jax.Array, pre_BGF: jax.Array, rows_P: jax.Array, latents_P: jax.Array, n_tokens: int
+    x_BGD: jax.Array, W_GFD: jax.Array, pre_BGF: jax.Array, rows_P: jax.Array, latents_P: jax.Array, n_tokens: int
 ) -> jax.Array:
-    """pre at the pairs, [P], where pre = x_g W_g is already known; its gradient to W touches only kept columns.
+    """pre at the pairs, [P], where pre = x_g W_g^T is already known; its gradient to W touches only kept rows.
 
     As `sparse.kept_pre_activations`: no gradient flows into pre, nor into x.
     """
     return entries_listed(pre_BGF, rows_P, latents_P)
 
 
-def _kept_fwd(
-    x_BGD: jax.Array, W_GDF: jax.Array, pre_BGF: jax.Array, rows_P: jax.Array, latents_P: jax.Array, n_tokens: int
-) -> tuple[jax.Array, Any]:
-    return entries_listed(pre_BGF, rows_P, latents_P), (x_BGD, W_GDF, rows_P, latents_P)
+def _kept_fwd(x_BGD, W_GFD, pre_BGF, rows_P, latents_P, n_tokens):  # type: ignore[no-untyped-def]
+    return entries_listed(pre_BGF, rows_P, latents_P), (x_BGD, W_GFD, rows_P, latents_P)
 
 
 def _kept_bwd(n_tokens: int, residuals: Any, g_P: jax.Array) -> Any:
-    x_BGD, W_GDF, rows_P, latents_P = residuals
-    n_groups, _, n_latents = W_GDF.shape
+    x_BGD, W_GFD, rows_P, latents_P = residuals
+    n_groups, n_latents, _ = W_GFD.shape
     shards = shards_of(n_tokens, n_latents)
 
     def local(g_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array, x_BGD: jax.Array) -> jax.Array:
@@ -92,10 +85,10 @@ def _kept_bwd(n_tokens: int, residuals: Any, g_P: jax.Array) -> Any:
         table = n_latents // shards.n_along_latents, x_RD.shape[1]
         list_ = _Own(rows_P, latents_P, n_tokens, n_groups, n_groups, table, shards)
         grad_GFD = weighted_sums(g_P, list_.rows, list_.by_latent, x_RD).reshape(n_groups, -1, x_RD.shape[1])
-        return shards.over_rows(turned(grad_GFD))
+        return shards.over_rows(grad_GFD)
 
-    grad_GDF = shards.run(local, "P P P BGD", "GDF")(g_P, rows_P, latents_P, x_BGD.astype(g_P.dtype))
-    return None, grad_GDF, None, None, None
+    grad_GFD = shards.run(local, "P P P BGD", "GFD")(g_P, rows_P, latents_P, x_BGD.astype(g_P.dtype))
+    return None, grad_GFD, None, None, None
 
 
 kept_listed.defvjp(_kept_fwd, _kept_bwd)
@@ -127,9 +120,7 @@ def of_latents_listed(vector_GF: jax.Array, rows_P: jax.Array, latents_P: jax.Ar
     return shards.run(local, "GF P P", "P")(vector_GF, rows_P, latents_P)
 
 
-def _of_latents_fwd(
-    vector_GF: jax.Array, rows_P: jax.Array, latents_P: jax.Array, n_tokens: int
-) -> tuple[jax.Array, Any]:
+def _of_latents_fwd(vector_GF, rows_P, latents_P, n_tokens):  # type: ignore[no-untyped-def]
     return of_latents_listed(vector_GF, rows_P, latents_P, n_tokens), (vector_GF, rows_P, latents_P)
 
 

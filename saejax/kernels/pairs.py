@@ -16,7 +16,8 @@ Where there is little to multiply (`few`), the plain references take no longer a
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,12 +29,11 @@ _ROWS_AT_ONCE = 8
 _PAIRS_IN_BLOCK = 2**16
 _PIECE, _TURN = 512, 128
 # Pairs of a row that a block waits for.
-_LONG = 32
+_LONG = 64
 # Numbers of the sums of longer rows that are held at once, 64 MB.
 _HELD = 2**24
-# Up to so many multiplications (pairs x width) a CPU takes the references. The products of a step of TopK, one decoding
-# and three gradients, took 0.8 ms by blocks and 0.5 ms by the references at 2^16, 2.9 and 1.8 ms at 2^18, 4 and 4 ms at
-# 2^20, 24 and 220 ms at 2^23, and compiled in 4.0 and 0.5 s (2 cores, 2026-11-22). Tests of the blocks set it to 0.
+# Up to so many multiplications (pairs x width) a CPU takes the references. The products of a step of TopK took 2.9 ms
+# by blocks and 1.8 ms by them at 2^18, 24 and 220 ms at 2^23, and compiled in 4.0 and 0.5 s. Tests of the blocks set 0.
 FEW = 2**18
 
 
@@ -210,25 +210,54 @@ def row_products_reference(g_RD: jax.Array, rows_P: jax.Array, latents_P: jax.Ar
     return (_gathered_rows(g_RD, rows_P) * _gathered_rows(W_FD, latents_P)).sum(-1)
 
 
-def row_products(g_RD: jax.Array, rows_P: jax.Array, latents_P: jax.Array, W_FD: jax.Array) -> jax.Array:
-    """`row_products_reference`, without the rows of all pairs at once; what is out of range counts for nothing."""
-    arrays = jnp.asarray(g_RD), rows_P, latents_P, jnp.asarray(W_FD)
-    if few(rows_P.shape[0], W_FD.shape[1]):
-        return row_products_reference(*arrays)
-    # A GPU makes one kernel of the reference.
-    return jax.lax.platform_dependent(*arrays, cpu=products_on_cpu, default=row_products_reference)
+def row_products(tables: Sequence[tuple[jax.Array, jax.Array]], rows: PairRows, latents_P: jax.Array) -> jax.Array:
+    """out_p = g_t[r] . W_t[latent_p], of tables (g_t [R, D_t], W_t [F, D_t]), for pairs whose row is t R + r. -> [P]
+
+    A CPU takes the pairs of one table after those of another, in the order of `rows`, and none twice.
+    """
+    widest = max(W_FD.shape[1] for _, W_FD in tables)
+
+    def at_once(tables: Any, rows: PairRows, latents_P: jax.Array) -> jax.Array:
+        n_rows, out_P = tables[0][0].shape[0], jnp.zeros_like(tables[0][0], shape=latents_P.shape)
+        for table, (g_RD, W_FD) in enumerate(tables):
+            own_P = row_products_reference(g_RD, rows.keys % n_rows, latents_P, W_FD)
+            out_P = jnp.where(rows.keys // n_rows == table, own_P, out_P)
+        return out_P
+
+    def in_turn(tables: Any, rows: PairRows, latents_P: jax.Array) -> jax.Array:
+        if len(tables) == 1:
+            return products_on_cpu(tables, rows.keys, latents_P)
+        own_P = products_on_cpu(tables, rows.keys[rows.places], latents_P[rows.places])
+        return jnp.zeros_like(own_P).at[rows.places].set(own_P, unique_indices=True)
+
+    if few(latents_P.shape[0], widest):
+        return at_once(tables, rows, latents_P)
+    # A GPU makes one kernel of a table's products.
+    return jax.lax.platform_dependent(list(tables), rows, latents_P, cpu=in_turn, default=at_once)
 
 
-def products_on_cpu(g_RD: jax.Array, rows_P: jax.Array, latents_P: jax.Array, W_FD: jax.Array) -> jax.Array:
-    """`row_products` on a CPU, by pieces of the list."""
-    n_pairs, size = rows_P.shape[0], min(_PIECE, rows_P.shape[0])
-    rows_P, latents_P = (jnp.pad(a, (0, -n_pairs % size)) for a in (rows_P, latents_P))
-    ones_D = jnp.ones(W_FD.shape[1], W_FD.dtype)
+def products_on_cpu(
+    tables: Sequence[tuple[jax.Array, jax.Array]], rows_P: jax.Array, latents_P: jax.Array
+) -> jax.Array:
+    """`row_products` on a CPU, by pieces of the list; of each piece the tables that it has pairs of."""
+    n_pairs, size, n_rows = rows_P.shape[0], min(_PIECE, rows_P.shape[0]), tables[0][0].shape[0]
+    rows_P = jnp.pad(rows_P, (0, -n_pairs % size), constant_values=len(tables) * n_rows)
+    latents_P = jnp.pad(latents_P, (0, -n_pairs % size))
 
     def piece(at: tuple[jax.Array, jax.Array]) -> jax.Array:
-        # A product with ones: XLA's own sum of each row takes twice as long.
-        products_CD = jax.lax.optimization_barrier(_gathered_rows(g_RD, at[0]) * _gathered_rows(W_FD, at[1]))
-        return jnp.matmul(products_CD, ones_D, precision=jax.lax.Precision.HIGHEST)
+        rows_C, latents_C = at
+        out_C = jnp.zeros_like(tables[0][0], shape=size)
+        for table, (g_RD, W_FD) in enumerate(tables):
+            own_C = rows_C // n_rows == table
+
+            def product(g_RD: jax.Array = g_RD, W_FD: jax.Array = W_FD) -> jax.Array:
+                # A product with ones: XLA's own sum of each row takes twice as long.
+                products_CD = _gathered_rows(g_RD, rows_C % n_rows) * _gathered_rows(W_FD, latents_C)
+                ones_D, products_CD = jnp.ones_like(W_FD[0]), jax.lax.optimization_barrier(products_CD)
+                return jnp.matmul(products_CD, ones_D, precision=jax.lax.Precision.HIGHEST)
+
+            out_C = jnp.where(own_C, jax.lax.cond(own_C.any(), product, lambda out_C=out_C: out_C), out_C)
+        return out_C
 
     return jax.lax.map(piece, (rows_P.reshape(-1, size), latents_P.reshape(-1, size))).reshape(-1)[:n_pairs]
 
@@ -248,7 +277,9 @@ def turned(a: jax.Array) -> jax.Array:
             piece = jax.lax.dynamic_slice_in_dim(a, i * _TURN, _TURN, a.ndim - 2)
             return jax.lax.dynamic_update_slice_in_dim(out, jnp.swapaxes(piece, -1, -2), i * _TURN, a.ndim - 1)
 
-        return jax.lax.fori_loop(0, n_rows // _TURN, turn, jnp.zeros_like(jnp.swapaxes(a, -1, -2)))
+        # All of it is written. It is made of `a` so that XLA cannot make it, and hold it, before `a` is there.
+        start = jnp.broadcast_to(a[..., :1, :1], jnp.swapaxes(a, -1, -2).shape)
+        return jax.lax.fori_loop(0, n_rows // _TURN, turn, start)
 
     return jax.lax.platform_dependent(a, cpu=by_blocks, default=lambda a: jnp.swapaxes(a, -1, -2))
 

@@ -73,17 +73,33 @@ def _decode_bwd(residuals: Any, g_BD: jax.Array) -> tuple[jax.Array, None, Group
 decode_groups.defvjp(_decode_fwd, _decode_bwd)
 
 
+@jax.custom_vjp
+def rows_of_columns(W_GDF: jax.Array) -> jax.Array:
+    """W^T, [G, F, D]. A weight's columns as the rows that `kept_pre_activations` and others have gradients of.
+
+    Where nobody reads them nothing is turned but the sum of these gradients, once (`pairs.turned`).
+    """
+    return jnp.swapaxes(W_GDF, -1, -2)
+
+
+def _rows_bwd(_: None, g_GFD: jax.Array) -> tuple[jax.Array]:
+    return (shards_of(0, g_GFD.shape[1]).run(turned, "GFD", "GDF")(g_GFD),)
+
+
+rows_of_columns.defvjp(lambda W_GDF: (rows_of_columns(W_GDF), None), _rows_bwd)
+
+
 def kept_pre_activations_reference(
-    x_BD: jax.Array, W_DF: jax.Array, pre_BF: jax.Array, indices_BK: jax.Array
+    x_BD: jax.Array, W_FD: jax.Array, pre_BF: jax.Array, indices_BK: jax.Array
 ) -> jax.Array:
-    """pre[b, indices_bk] for pre = x W, differentiated through the dense product. -> [B, K]"""
+    """pre[b, indices_bk] for pre = x W^T, differentiated through the dense product. -> [B, K]"""
     del pre_BF
-    return jnp.take_along_axis(x_BD @ W_DF, indices_BK, axis=1)
+    return jnp.take_along_axis(x_BD @ W_FD.T, indices_BK, axis=1)
 
 
 @jax.custom_vjp
-def kept_pre_activations(x_BD: jax.Array, W_DF: jax.Array, pre_BF: jax.Array, indices_BK: jax.Array) -> jax.Array:
-    """pre[b, indices_bk], where pre = x W is already known; its gradient to W touches only kept columns.
+def kept_pre_activations(x_BD: jax.Array, W_FD: jax.Array, pre_BF: jax.Array, indices_BK: jax.Array) -> jax.Array:
+    """pre[b, indices_bk], where pre = x W^T is already known; its gradient to W touches only kept rows.
 
     `pre_BF` serves the values alone: no gradient flows into it, and none into x (activations are data; what
     the encoder's input bias needs is added by the caller, who knows it).
@@ -91,8 +107,8 @@ def kept_pre_activations(x_BD: jax.Array, W_DF: jax.Array, pre_BF: jax.Array, in
     return _gather_entries(pre_BF, indices_BK)
 
 
-def _kept_fwd(x_BD, W_DF, pre_BF, indices_BK):  # type: ignore[no-untyped-def]
-    return _gather_entries(pre_BF, indices_BK), (x_BD, indices_BK, W_DF.shape[1])
+def _kept_fwd(x_BD, W_FD, pre_BF, indices_BK):  # type: ignore[no-untyped-def]
+    return _gather_entries(pre_BF, indices_BK), (x_BD, indices_BK, W_FD.shape[0])
 
 
 def _kept_bwd(residuals, g_BK: jax.Array):  # type: ignore[no-untyped-def]
@@ -102,10 +118,10 @@ def _kept_bwd(residuals, g_BK: jax.Array):  # type: ignore[no-untyped-def]
     def local(g_BK: jax.Array, indices_BK: jax.Array, x_BD: jax.Array) -> jax.Array:
         n_own = n_latents // shards.n_along_latents
         at_BK, own_BK = _local_indices(indices_BK, n_own, shards)
-        return shards.over_rows(turned(_scatter_rows(g_BK, at_BK, own_BK, x_BD, n_own)))
+        return shards.over_rows(_scatter_rows(g_BK, at_BK, own_BK, x_BD, n_own))
 
-    grad_DF = shards.run(local, "BK BK BD", "DF")(g_BK, indices_BK, x_BD.astype(g_BK.dtype))
-    return None, grad_DF, None, None
+    grad_FD = shards.run(local, "BK BK BD", "FD")(g_BK, indices_BK, x_BD.astype(g_BK.dtype))
+    return None, grad_FD, None, None
 
 
 kept_pre_activations.defvjp(_kept_fwd, _kept_bwd)
@@ -259,7 +275,7 @@ def _row_products(g_BD: jax.Array, indices_BK: jax.Array, W_FD: jax.Array) -> ja
         if few(indices_BK.size, W_FD.shape[1]):
             return at_once(g_BD, indices_BK, W_FD)
         rows_P = jax.lax.broadcasted_iota(jnp.int32, indices_BK.shape, 0).reshape(-1)
-        return products_on_cpu(g_BD, rows_P, indices_BK.reshape(-1), W_FD).reshape(indices_BK.shape)
+        return products_on_cpu([(g_BD, W_FD)], rows_P, indices_BK.reshape(-1)).reshape(indices_BK.shape)
 
     def by_k(g_BD: jax.Array, indices_BK: jax.Array, W_FD: jax.Array) -> jax.Array:
         def put(k: int, out_BK: jax.Array) -> jax.Array:

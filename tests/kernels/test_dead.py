@@ -12,6 +12,7 @@ import pytest
 
 from saejax.kernels.dead import decode_largest, decode_largest_reference
 from saejax.kernels.groups import Groups
+from saejax.kernels.sparse import rows_of_columns
 from saejax.parallel import ParallelConfig, make_mesh, on_mesh, replicated
 
 B, G, N, F, R = 8, 2, 3, 24, 4
@@ -69,7 +70,9 @@ def _call(k: int, dtype: str = "float32", block: int | None = 5) -> Any:
 
         def value(W: jax.Array, b: jax.Array, tables: Any) -> jax.Array:
             rows = Groups(tuple(tables), tuple(R - length for length in LENGTHS))
-            return decode_largest(a["x"], W, b, (a["pre"][:, 0], a["pre"][:, 1]), a["dead"], rows, k, dtype, block)
+            return decode_largest(
+                a["x"], rows_of_columns(W), b, (a["pre"][:, 0], a["pre"][:, 1]), a["dead"], rows, k, dtype, block
+            )
 
         out, pull = jax.vjp(value, W, b, a["rows"])
         return {"out": out, **dict(zip(("W", "b", "rows"), pull(a["g"]), strict=True))}

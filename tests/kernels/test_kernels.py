@@ -12,7 +12,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
 
-from saejax.kernels.batch import DATA, greatest_of_batch, least_of_batch
+from saejax.kernels.batch import DATA, LATENT, for_tokens, greatest_of_batch, least_of_batch, over_tokens
+from saejax.kernels.dead import greatest_token
 from saejax.kernels.dense import decode_dense, decode_dense_split, product
 from saejax.kernels.groups import Groups
 from saejax.kernels.sparse import (
@@ -21,7 +22,9 @@ from saejax.kernels.sparse import (
     decode_rows_reference,
     kept_pre_activations,
     kept_pre_activations_reference,
+    rows_of_columns,
 )
+from saejax.parallel import ParallelConfig, make_mesh, on_mesh
 
 pytestmark = pytest.mark.usefixtures("by_blocks")
 B, D, F = 6, 5, 9
@@ -73,7 +76,9 @@ def _decode(function: Any, a: Arrays) -> dict[str, jax.Array]:
 
 def _keep(function: Any, a: Arrays) -> dict[str, jax.Array]:
     pre_BF = jnp.asarray(a["x"]) @ jnp.asarray(a["W_FD"]).T
-    kept, vjp = jax.vjp(lambda W: function(a["x"], W, pre_BF, a["indices"]), jnp.asarray(a["W_FD"].T))
+    kept, vjp = jax.vjp(
+        lambda W: function(a["x"], rows_of_columns(W[None])[0], pre_BF, a["indices"]), jnp.asarray(a["W_FD"].T)
+    )
     return {"kept": kept, "d_W_enc": vjp(jnp.asarray(a["g_BK"]))[0]}
 
 
@@ -149,7 +154,7 @@ def test_kept_pre_activations_by_finite_differences() -> None:
     a = _inputs(3)
 
     def f(W_DF: jax.Array) -> jax.Array:
-        return kept_pre_activations(a["x"], W_DF, a["x"] @ W_DF, a["indices"])
+        return kept_pre_activations(a["x"], rows_of_columns(W_DF[None])[0], a["x"] @ W_DF, a["indices"])
 
     check_grads(f, (a["W_FD"].T,), **_CHECK)
 
@@ -171,9 +176,9 @@ def test_kept_pre_activations_takes_values_from_pre_and_gives_it_no_gradient() -
     pre_BF = jnp.arange(B * F, dtype=jnp.float32).reshape(B, F)
 
     def f(x: jax.Array, pre: jax.Array) -> jax.Array:
-        return kept_pre_activations(x, jnp.asarray(a["W_FD"].T), pre, a["indices"]).sum()
+        return kept_pre_activations(x, jnp.asarray(a["W_FD"]), pre, a["indices"]).sum()
 
-    kept = kept_pre_activations(a["x"], a["W_FD"].T, pre_BF, a["indices"])
+    kept = kept_pre_activations(a["x"], a["W_FD"], pre_BF, a["indices"])
     np.testing.assert_array_equal(kept, np.take_along_axis(np.asarray(pre_BF), a["indices"], 1))
     d_x, d_pre = jax.grad(f, (0, 1))(jnp.asarray(a["x"]), pre_BF)
     assert not d_x.any() and not d_pre.any()
@@ -189,7 +194,9 @@ def test_no_dense_latents_are_built_forward_or_backward(name: str) -> None:
         f = jax.grad(lambda v, W: decode_rows(v, i, W).sum(), (0, 1))
         text = jax.jit(f).lower(v, jnp.ones((F, D))).as_text()
     else:  # of `pre`, which the caller has, only an empty part: its values do not matter here
-        f = jax.grad(lambda x, W: jnp.square(kept_pre_activations(x, W, pre_BF[:, :0], i)).sum(), 1)
+        f = jax.grad(
+            lambda x, W: jnp.square(kept_pre_activations(x, rows_of_columns(W[None])[0], pre_BF[:, :0], i)).sum(), 1
+        )
         text = jax.jit(f).lower(jnp.ones((B, D)), jnp.ones((D, F))).as_text()
     assert f"{F}x{D}x" in text
     assert f"{B}x{F}x" not in text and f"{F}x{B}x" not in text
@@ -206,3 +213,37 @@ def test_least_and_greatest_values_are_those_of_all_devices_tokens() -> None:
 
         found = jax.jit(jax.shard_map(of_own_tokens, mesh=mesh, in_specs=P(DATA), out_specs=P(DATA)))(x)
         np.testing.assert_array_equal(found, jnp.full(8, whole))
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (6, 3, 4), (1, 1)])
+def test_sums_over_tokens_and_numbers_for_tokens_are_each_others_gradients(shape: tuple[int, ...]) -> None:
+    """Against sums in float64, in a step for one coder and in one for several."""
+    rng = np.random.default_rng(0)
+    x, g, of_latents = (rng.normal(size=size).astype(np.float32) for size in (shape, shape[1:], shape[1:]))
+    for vmapped in (False, True):
+        wrapped = jax.vmap if vmapped else lambda f: f
+        a, b, c = (v[None] if vmapped else v for v in (x, g, of_latents))
+        total, of_x = jax.jit(wrapped(lambda x, g: (over_tokens(x), jax.vjp(over_tokens, x)[1](g)[0])))(a, b)
+        spread, of_vector = jax.jit(
+            wrapped(lambda v, x: (for_tokens(v, shape[0]), jax.vjp(lambda v: for_tokens(v, shape[0]), v)[1](x)[0]))
+        )(c, a)
+        sums = x.astype(np.float64).sum(0)
+        np.testing.assert_allclose(np.reshape(total, shape[1:]), sums, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(np.reshape(of_vector, shape[1:]), sums, rtol=0, atol=1e-5)
+        np.testing.assert_array_equal(np.reshape(of_x, shape), np.broadcast_to(g, shape))
+        np.testing.assert_array_equal(np.reshape(spread, shape), np.broadcast_to(of_latents, shape))
+
+
+@pytest.mark.parametrize("n_tokens", [16, 13])
+def test_the_greatest_of_tokens(n_tokens: int) -> None:
+    """Of both signs, tiny and huge; as one program has them, as every device for itself, and over two kinds of mesh."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(n_tokens, 2, 8)).astype(np.float32)
+    x[:, 0, 0], x[:, 0, 1], x[:, 0, 2] = -np.abs(x[:, 0, 0]), -np.inf, rng.choice([-3e38, -1e-30], n_tokens)
+    np.testing.assert_array_equal(jax.jit(greatest_token)(x), x.max(0))
+    if n_tokens % 8 == 0:
+        mine, theirs = make_mesh(ParallelConfig((4, 2))), Mesh(np.array(jax.devices()).reshape(4, 2), ("a", "b"))
+        placed = jax.device_put(x, jax.sharding.NamedSharding(mine, P(DATA, None, LATENT)))
+        np.testing.assert_array_equal(jax.jit(on_mesh(greatest_token, mine))(placed), x.max(0))
+        placed = jax.device_put(x, jax.sharding.NamedSharding(theirs, P("a", None, "b")))
+        np.testing.assert_array_equal(jax.jit(greatest_token)(placed), x.max(0))

@@ -17,7 +17,7 @@ from tiny.covering import rest_in
 from saejax.kernels import listed, pairs
 from saejax.kernels.groups import Groups
 from saejax.kernels.selection import largest_listed, largest_of_rows
-from saejax.kernels.sparse import decode_rows
+from saejax.kernels.sparse import decode_rows, rows_of_columns
 from saejax.parallel import DATA, LATENT, ParallelConfig, make_mesh, on_mesh, replicated
 
 pytestmark = pytest.mark.usefixtures("by_blocks")
@@ -59,7 +59,7 @@ def test_sums_of_rows_and_products_are_those_of_the_references(
             pairs.weighted_sums(values, latents, pairs.ordered(rows, n_rows, D), W),
             pairs.weighted_sums_reference(values, latents, rows, W, n_rows),
             pairs.weighted_sums(values, jnp.minimum(rows, n_rows - 1), order, g),
-            pairs.row_products(g, rows, latents, W),
+            pairs.row_products([(g, W)], pairs.ordered(rows, n_rows, D), latents),
             pairs.row_products_reference(g, rows, latents, W),
         )
 
@@ -151,9 +151,7 @@ def test_lists_hold_the_entries_of_the_mask_in_their_order_on_every_mesh(shape: 
     def found(ndim: int, per_row: int) -> Callable[..., Any]:
         del ndim
         rows = {2: 16, 3: 24}
-        return jax.jit(
-            on_mesh(lambda v, k: largest_listed(v, k, per_row * rows[v.ndim]), mesh),
-        )
+        return jax.jit(on_mesh(lambda v, k: largest_listed(v, k, per_row * rows[v.ndim]), mesh))
 
     for name, signed in _arrays().items():
         values = np.maximum(signed, 0)
@@ -182,8 +180,7 @@ def test_the_quick_way_finds_what_a_stable_sort_finds(k: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("n_groups", "shape"),
-    rest_in("ci", itertools.product((1, 3), MESHES), [(1, (1, 1)), (3, (4, 2))]),
+    ("n_groups", "shape"), rest_in("ci", itertools.product((1, 3), MESHES), [(1, (1, 1)), (3, (4, 2))])
 )
 def test_listed_products_and_gradients_are_the_dense_ones(n_groups: int, shape: tuple[int, int]) -> None:
     """decode, kept pre-activations and biases of a selection, against the same with dense latents in float64."""
@@ -197,7 +194,7 @@ def test_listed_products_and_gradients_are_the_dense_ones(n_groups: int, shape: 
         pre = jnp.einsum("bgd,gdf->bgf", x, W_enc)
         most = k * B * n_groups
         rows, latents = largest_listed(jax.lax.stop_gradient(jax.nn.relu(pre)), most, most)
-        kept = listed.kept_listed(x, W_enc, jax.lax.stop_gradient(pre), rows, latents, B)
+        kept = listed.kept_listed(x, rows_of_columns(W_enc), jax.lax.stop_gradient(pre), rows, latents, B)
         values = jax.nn.relu(kept + listed.of_latents_listed(bias, rows, latents, B))
         out = listed.decode_listed(values, rows, latents, Groups(tuple(tables), starts), B, n_groups)
         dense = listed.spread_listed(values, rows, latents, (B, n_groups, F))

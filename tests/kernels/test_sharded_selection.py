@@ -18,7 +18,16 @@ from saejax.kernels.dense import decode_dense_split
 from saejax.kernels.groups import Groups
 from saejax.kernels.selection import _sum_reaches, largest_mask, largest_of_rows
 from saejax.kernels.shards import WHOLE, shards_of
-from saejax.kernels.sparse import decode_groups, decode_rows, entries, kept_pre_activations, of_latents, spread, tally
+from saejax.kernels.sparse import (
+    decode_groups,
+    decode_rows,
+    entries,
+    kept_pre_activations,
+    of_latents,
+    rows_of_columns,
+    spread,
+    tally,
+)
 from saejax.parallel import DATA, LATENT, ParallelConfig, batch_sharding, make_mesh, on_mesh, replicated, tree_shardings
 from saejax.plans.collectives import Collective, collectives
 from saejax.trained import TrainedCoder
@@ -92,7 +101,7 @@ def _products(a: dict[str, jax.Array]) -> dict[str, jax.Array]:
             "entries": entries(pre, i),
             "spread": spread(v, i, F),
             "bias": of_latents(b, i),
-            "kept": kept_pre_activations(a["x"], W_DF, a["x"] @ W_DF, i),
+            "kept": kept_pre_activations(a["x"], rows_of_columns(W_DF[None])[0], a["x"] @ W_DF, i),
         }
         return sum((jnp.sin(value) * (n + 1)).sum() for n, value in enumerate(out.values())), out
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from saejax.coders.latents import Latents, Params
 from saejax.coders.parts import register_sparsity
 from saejax.coders.sparsity.base import Keep, Sparsity, gradient_alone
+from saejax.kernels.batch import for_tokens
 
 
 @register_sparsity
@@ -25,7 +26,8 @@ class Gated(Sparsity):
     like_latents: ClassVar[tuple[str, ...]] = ("b_mag",)
 
     def __call__(self, pre: jax.Array, keep: Keep, params: Params, step: jax.Array | int) -> Latents:
-        magnitude = jnp.exp(params["r_mag"])[None] * (pre - params["b_enc"][None]) + params["b_mag"][None]
+        scale, bias = (for_tokens(a, len(pre)) for a in (jnp.exp(params["r_mag"]), params["b_mag"]))
+        magnitude = scale * (pre - for_tokens(params["b_enc"], len(pre))) + bias
         return Latents(jnp.where(pre > 0, jax.nn.relu(magnitude), 0), None, pre.shape[-1])
 
     def parameters(self) -> dict[str, float]:

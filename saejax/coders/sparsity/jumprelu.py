@@ -17,6 +17,7 @@ from saejax.coders.latents import Latents, Params
 from saejax.coders.parts import register_sparsity
 from saejax.coders.sparsity.base import Keep, Sparsity
 from saejax.core.settings import Settings, setting
+from saejax.kernels.batch import for_tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +62,7 @@ class JumpRelu(Sparsity[JumpReluSettings]):
 
     def below(self, pre: jax.Array, params: Params) -> jax.Array:
         """relu(theta - pre), [..., F]: how far a latent is from firing, with its plain derivatives."""
-        return jax.nn.relu(jax.nn.relu(params["threshold"])[None] - pre)
+        return jax.nn.relu(for_tokens(jax.nn.relu(params["threshold"]), len(pre)) - pre)
 
     def short_of(self, highest: jax.Array, params: Params) -> jax.Array:
         """The thresholds as well: relu(theta - highest), so that those which nothing reaches come down."""
@@ -71,8 +72,8 @@ class JumpRelu(Sparsity[JumpReluSettings]):
         return {"threshold": self.threshold}
 
     def _theta(self, pre: jax.Array, params: Params) -> tuple[jax.Array, jax.Array]:
-        """(theta >= 0 without gradient, a zero that carries the gradient of theta), both of the rank of pre."""
-        raw = params["threshold"][None]
+        """(theta >= 0 without gradient, a zero that carries the gradient of theta), both of the shape of pre."""
+        raw = for_tokens(params["threshold"], len(pre))
         return jax.lax.stop_gradient(jax.nn.relu(raw)), raw - jax.lax.stop_gradient(raw)
 
     def _window(self, pre: jax.Array, theta: jax.Array) -> jax.Array:

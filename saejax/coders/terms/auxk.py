@@ -50,11 +50,12 @@ class AuxK(Term[AuxKSettings]):
         """[B, *out]. Every latent reads b_dec, but `encoder_input` keeps the gradient from it, and b_enc stands here
         as it is: else the dead would pull at what the live ones rest on."""
         rows, constant = c.topology.decoder_rows(c.params), jax.lax.stop_gradient
-        x_BGN, W_GNF = c.topology.encoders(c.params, c.encoded)
-        groups, _, n_latents = W_GNF.shape
+        x_BGN, _ = c.topology.encoders(c.params, c.encoded)
+        W_GFN = c.topology.encoder_rows(c.params) if c.rows is None else c.rows
+        groups, n_latents, _ = W_GFN.shape
         b_GF, dead_GF = (a.reshape(groups, n_latents) for a in (c.params["b_enc"], c.dead))
         pre = (c.pre,) if c.pre.ndim == 2 else tuple(c.pre[:, g] for g in range(groups))
         out_BR = decode_largest(
-            constant(x_BGN), W_GNF, b_GF, constant(pre), dead_GF, rows, min(self.k, n_latents), c.topology.matmul_dtype
+            constant(x_BGN), W_GFN, b_GF, constant(pre), dead_GF, rows, min(self.k, n_latents), c.topology.matmul_dtype
         )
         return c.topology.written_by(c.params, out_BR, c.x)

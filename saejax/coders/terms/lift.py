@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from saejax.coders.parts import register_term
 from saejax.coders.term import Context, Term, weight
 from saejax.core.settings import Settings
-from saejax.kernels.batch import greatest_of_batch
+from saejax.kernels.dead import greatest_token
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,5 +33,5 @@ class Lift(Term[LiftSettings]):
     settings: ClassVar[type[Settings]] = LiftSettings
 
     def __call__(self, c: Context) -> jax.Array:
-        highest = greatest_of_batch(jax.lax.stop_gradient(c.pre).max(0))
+        highest = greatest_token(jax.lax.stop_gradient(c.pre))
         return jnp.where(c.dead, c.sparsity.short_of(highest, c.params), 0).sum()

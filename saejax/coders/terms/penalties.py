@@ -13,7 +13,7 @@ from saejax.coders.parts import register_term
 from saejax.coders.ramp import At, Ramp
 from saejax.coders.term import ONE, Context, Term, weight
 from saejax.core.settings import Settings, setting
-from saejax.kernels.batch import mean_token, per_token
+from saejax.kernels.batch import for_tokens, mean_token, per_token
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,15 +233,16 @@ class PreActivation(Term[PreActivationSettings]):
     settings: ClassVar[type[Settings]] = PreActivationSettings
 
     def __call__(self, c: Context) -> jax.Array:
-        norms = c.topology.decoder_norms(c.params)[None]
         # build() has seen that it provides it
-        distance = c.sparsity.below(c.pre, c.params) * norms  # type: ignore[attr-defined]
+        distance = c.sparsity.below(c.pre, c.params)  # type: ignore[attr-defined]
+        distance = distance * for_tokens(c.topology.decoder_norms(c.params), len(distance))
         return per_token(jnp.where(c.dead[None] | (not self.dead_only), distance, 0))
 
 
 def _weighted(c: Context) -> jax.Array:
     """f ||W_dec,f||, [B, F]."""
-    return c.sparsity.penalised(c.pre, c.latents, c.params) * c.topology.decoder_norms(c.params)[None]
+    f = c.sparsity.penalised(c.pre, c.latents, c.params)
+    return f * for_tokens(c.topology.decoder_norms(c.params), len(f))
 
 
 def _fires(c: Context) -> jax.Array:
