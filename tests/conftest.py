@@ -56,17 +56,9 @@ os.environ.update(
     HF_HUB_DISABLE_TELEMETRY="1",
     TOKENIZERS_PARALLELISM="false",
 )
-for _name in (
-    "HF_HUB_CACHE",
-    "HF_TOKEN",
-    "HUGGINGFACE_HUB_CACHE",
-    "JAX_ENABLE_X64",
-):
+for _name in ("HF_HUB_CACHE", "HF_TOKEN", "HUGGINGFACE_HUB_CACHE", "JAX_ENABLE_X64"):
     os.environ.pop(_name, None)
-os.environ.update(
-    JAX_COMPILATION_CACHE_DIR=_COMPILED,
-    JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0.1",
-)
+os.environ.update(JAX_COMPILATION_CACHE_DIR=_COMPILED, JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0.1")
 
 import jax  # noqa: E402 - only now
 

@@ -71,12 +71,7 @@ def gpt2(folder: Path, width: int = _WIDTH, layers: int = 12, vocabulary: int = 
     shapes: dict[str, tuple[int, ...]] = {"wte.weight": (vocabulary, width), "wpe.weight": (1024, width)}
     for name in [*(f"h.{i}.ln_{n}" for i in range(layers) for n in (1, 2)), "ln_f"]:
         shapes |= {f"{name}.weight": (width,), f"{name}.bias": (width,)}
-    for name, reads, writes in (
-        ("attn.c_attn", 1, 3),
-        ("attn.c_proj", 1, 1),
-        ("mlp.c_fc", 1, 4),
-        ("mlp.c_proj", 4, 1),
-    ):
+    for name, reads, writes in (("attn.c_attn", 1, 3), ("attn.c_proj", 1, 1), ("mlp.c_fc", 1, 4), ("mlp.c_proj", 4, 1)):
         for i in range(layers):
             shapes[f"h.{i}.{name}.weight"] = (reads * width, writes * width)
             shapes[f"h.{i}.{name}.bias"] = (writes * width,)

@@ -531,12 +531,7 @@ def dl_matryoshka() -> Case:
 @case
 def dl_jumprelu() -> Case:
     return dictionary_learning(
-        peers.JumpReluTrainer,
-        THRESHOLD,
-        bandwidth=0.5,
-        sparsity_penalty=0.8,
-        target_l0=10.0,
-        sparsity_warmup_steps=0,
+        peers.JumpReluTrainer, THRESHOLD, bandwidth=0.5, sparsity_penalty=0.8, target_l0=10.0, sparsity_warmup_steps=0
     )
 
 

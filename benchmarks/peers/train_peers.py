@@ -174,10 +174,7 @@ def dictionary_learning(task: Task, lr: float) -> Trained:
         "topk": (peers.TopKTrainer, followed),
         "batchtopk": (peers.BatchTopKTrainer, followed),
         "matryoshka": (peers.MatryoshkaBatchTopKTrainer, followed | {"group_fractions": fractions}),
-        "jumprelu": (
-            peers.JumpReluTrainer,
-            {"target_l0": float(task.k), "sparsity_warmup_steps": short},
-        ),
+        "jumprelu": (peers.JumpReluTrainer, {"target_l0": float(task.k), "sparsity_warmup_steps": short}),
         "standard": (peers.StandardTrainerAprilUpdate, {"l1_penalty": task.l1, "sparsity_warmup_steps": short}),
         "gated": (peers.GatedSAETrainer, {"l1_penalty": task.l1, "sparsity_warmup_steps": short}),
     }[task.family]

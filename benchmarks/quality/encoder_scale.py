@@ -192,12 +192,7 @@ def trainer_of(task: Task, data: Data) -> Trainer:
     """The preset with the training defaults, at rate 1 for the factor to set; dead after a tenth of the tokens."""
     tokens = task.steps * BATCH
     told = CoderConfig(
-        task.preset,
-        d_sae=task.d_sae,
-        k=task.k,
-        dead_after_tokens=tokens // 10,
-        encoder_scale=1.0,
-        encoder_centre=False,
+        task.preset, d_sae=task.d_sae, k=task.k, dead_after_tokens=tokens // 10, encoder_scale=1.0, encoder_centre=False
     )
     config = TrainConfig(
         tokens=tokens, batch_size=BATCH, lr=1.0, b_enc_rate=1.0, b2=0.999, decay_fraction=0.2, final_lr_fraction=0.1

@@ -66,11 +66,7 @@ class Cluster:
 
     def __init__(self, folder: Path):
         self.folder = folder.absolute()
-        self.environment = {
-            **os.environ,
-            "PATH": _path(),
-            "SLURM_CONF": str(self.folder / "slurm.conf"),
-        }
+        self.environment = {**os.environ, "PATH": _path(), "SLURM_CONF": str(self.folder / "slurm.conf")}
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:

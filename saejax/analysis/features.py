@@ -40,12 +40,7 @@ class ReportConfig(Settings, section="report"):
 
 
 def collect_features(
-    sae: TrainedCoder,
-    lm: Model,
-    packer: Packer,
-    config: ReportConfig,
-    sinks: Sinks = ALL_TOKENS,
-    progress: bool = True,
+    sae: TrainedCoder, lm: Model, packer: Packer, config: ReportConfig, sinks: Sinks = ALL_TOKENS, progress: bool = True
 ) -> tuple[dict[str, Any], int, float]:
     """(the content of features.sqlite, tokens scanned, seconds).
 

@@ -222,13 +222,7 @@ def effect_of(graph: Graph, ids: Sequence[str], place: int, predicted: float, me
 
 
 def write_pages(
-    lm: LanguageModel,
-    graph: Graph,
-    folder: Path,
-    slug: str,
-    shares: tuple[float, float],
-    tables: Tables,
-    **shown: Any,
+    lm: LanguageModel, graph: Graph, folder: Path, slug: str, shares: tuple[float, float], tables: Tables, **shown: Any
 ) -> Path:
     """Write <slug>.json, the folder's index, what the kept features fire on, and <slug>.html; returns its path.
 

@@ -13,18 +13,7 @@ from saejax.app.steer_settings import SteerSettings
 from saejax.core.config import in_float32, nearest
 from saejax.core.errors import ConfigError
 from saejax.core.places import type_in_words
-from saejax.interventions import (
-    Change,
-    Interventions,
-    added,
-    clamped,
-    kl_from,
-    padded,
-    scaled,
-    set_to,
-    steered,
-    zero,
-)
+from saejax.interventions import Change, Interventions, added, clamped, kl_from, padded, scaled, set_to, steered, zero
 from saejax.lm import LanguageModel
 from saejax.lm.generation import Sampling, generate
 from saejax.trained import TrainedCoder

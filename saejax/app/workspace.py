@@ -12,14 +12,7 @@ from jax.sharding import Mesh
 
 from saejax.app.experiment import Experiment
 from saejax.app.load import load
-from saejax.capture import (
-    Journal,
-    Named,
-    SelectingPacker,
-    expand_hook_points,
-    store_identity,
-    stream_activations,
-)
+from saejax.capture import Journal, Named, SelectingPacker, expand_hook_points, store_identity, stream_activations
 from saejax.coders import TOPOLOGIES, Coder, Sites
 from saejax.core.config import nearest
 from saejax.core.errors import ConfigError, DataError
@@ -40,9 +33,7 @@ from saejax.trained import TrainedCoder, check_widths
 from saejax.training import TrainConfig
 
 # What of `Setting.needs` a training has not that reads activations from the running model.
-_STREAMED = {
-    "order": "needs a store, and capture.into=training reads none: set capture.into=store, or ",
-}
+_STREAMED = {"order": "needs a store, and capture.into=training reads none: set capture.into=store, or "}
 
 
 def refuse_prefix(e: Experiment) -> None:

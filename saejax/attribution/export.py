@@ -123,11 +123,7 @@ def error_id(layer: int, position: int, features: Set[str]) -> str:
 
 
 def _nodes(
-    graph: Graph,
-    ids: Sequence[str],
-    shares: np.ndarray,
-    labels: Mapping[FeatureKey, str],
-    logit_strings: Sequence[str],
+    graph: Graph, ids: Sequence[str], shares: np.ndarray, labels: Mapping[FeatureKey, str], logit_strings: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Every node of the graph as circuit-tracer describes it."""
     last, n_layers = len(graph.tokens) - 1, len(graph.hook_points)

@@ -265,8 +265,7 @@ def _awaited(x: jax.Array, number: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 _awaited.defvjp(
-    lambda x, number: ((x, number), None),
-    lambda _, cts: (cts[0], cts[1] + 0 * cts[0].ravel()[0].astype(cts[1].dtype)),
+    lambda x, number: ((x, number), None), lambda _, cts: (cts[0], cts[1] + 0 * cts[0].ravel()[0].astype(cts[1].dtype))
 )
 
 

@@ -208,11 +208,7 @@ def rows_for(batch_rows: int, mesh: Mesh) -> int:
 
 
 def _append(
-    writer: StoreWriter,
-    config: CaptureConfig,
-    packed: PackedRows,
-    activations: dict[str, jax.Array],
-    finite: jax.Array,
+    writer: StoreWriter, config: CaptureConfig, packed: PackedRows, activations: dict[str, jax.Array], finite: jax.Array
 ) -> None:
     rows, values, counters = stored(config, packed, activations, finite)
     metadata = {"token_id": packed.tokens, "document": packed.documents, "position": packed.positions}

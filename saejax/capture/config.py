@@ -46,9 +46,7 @@ class CaptureConfig(Settings, section="capture"):
         0, "How many ordinary tokens are stored of each document, its last ones; 0 stores all.", low=0
     )
     drop_ids: tuple[int, ...] = setting(
-        (),
-        "Tokens with these ids are never stored. (bos, other special tokens and padding never are.)",
-        low=0,
+        (), "Tokens with these ids are never stored. (bos, other special tokens and padding never are.)", low=0
     )
     drop_first: int = setting(
         1,
@@ -69,9 +67,7 @@ class CaptureConfig(Settings, section="capture"):
         choices=("store", "training"),
     )
     buffer_rows: int = setting(
-        131_072,
-        "Into training: activations that are shuffled with each other; two such blocks are in memory.",
-        low=1,
+        131_072, "Into training: activations that are shuffled with each other; two such blocks are in memory.", low=1
     )
     mesh: tuple[int, ...] = setting(
         (),

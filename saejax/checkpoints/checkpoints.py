@@ -220,11 +220,7 @@ class Checkpoints:
         return bool(from_first(together(), clear))
 
     def _finish(
-        self,
-        step: int,
-        leaves: Mapping[str, list[integrity.Leaf]],
-        held: contextlib.ExitStack,
-        keep: Collection[int],
+        self, step: int, leaves: Mapping[str, list[integrity.Leaf]], held: contextlib.ExitStack, keep: Collection[int]
     ) -> None:
         """In the thread: wait for Orbax's commit, write the manifest, and only then remove old checkpoints."""
         give_way()  # to the steps: hashing would take a core from them

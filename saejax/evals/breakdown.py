@@ -145,10 +145,7 @@ def _listened(source: Source, names: dict[int, str]) -> Source:
 
 
 def broken_down(
-    breakdowns: Sequence[Breakdown],
-    sums: Mapping[str, np.ndarray],
-    variance_G: np.ndarray,
-    documents_G: np.ndarray,
+    breakdowns: Sequence[Breakdown], sums: Mapping[str, np.ndarray], variance_G: np.ndarray, documents_G: np.ndarray
 ) -> dict[str, Any]:
     """{breakdown: {"groups", "tokens", "documents", figure: values, "<figure>_interval": [low, high] each}}.
 

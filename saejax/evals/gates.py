@@ -83,9 +83,7 @@ class GateConfig(Settings, section="gates"):
     """The bars."""
 
     loss_rise: float = setting(
-        0.01,
-        "Largest rise of the mean loss from one fifth of training (after warm-up) to the next, relative.",
-        low=0,
+        0.01, "Largest rise of the mean loss from one fifth of training (after warm-up) to the next, relative.", low=0
     )
     relative_error: float = setting(
         0.10, "sum ||x - x_hat||^2 / sum ||x - mean x||^2 on held-out text (1 - FVE) stays below.", low=0

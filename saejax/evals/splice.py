@@ -74,12 +74,7 @@ def zeroed(lm: Model, sites: Sites, lm_params: Any, clean: Clean, packed: dict[s
 
 
 def spliced(
-    lm: Model,
-    lm_params: Any,
-    sites: Sites,
-    edits: Mapping[str, Edit],
-    clean: Clean,
-    packed: dict[str, jax.Array],
+    lm: Model, lm_params: Any, sites: Sites, edits: Mapping[str, Edit], clean: Clean, packed: dict[str, jax.Array]
 ) -> dict[str, jax.Array]:
     """Of each predicted token [R, S - 1], with the edits in one forward pass; {} without a loss.
 

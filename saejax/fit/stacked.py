@@ -61,11 +61,7 @@ class GroupProgram:
 
 
 def make_program(
-    group: Group[Any],
-    coder: Coder,
-    start: Beginning,
-    device: jax.Device,
-    checkpoints: Checkpoints,
+    group: Group[Any], coder: Coder, start: Beginning, device: jax.Device, checkpoints: Checkpoints
 ) -> GroupProgram:
     """The program of a group; nothing is compiled yet."""
     train, on, sites = group.experiment.train, SingleDeviceSharding(device), start.sites

@@ -140,11 +140,7 @@ class _Runner:
 
 
 def run_job(
-    job: Job,
-    at_once: int = 1,
-    number: int | None = None,
-    begun: Callable[[], object] = lambda: None,
-    logs: bool = True,
+    job: Job, at_once: int = 1, number: int | None = None, begun: Callable[[], object] = lambda: None, logs: bool = True
 ) -> int:
     """Run a job, at most `at_once` tasks at a time. Tasks that ended well before are not run again, and what a runner
     that was killed has left running is waited for.

@@ -245,12 +245,7 @@ def norm(config: DecoderConfig, name: str, params: Params, x: jax.Array, tap: Ta
 
 
 def _block(
-    config: DecoderConfig,
-    p: Params,
-    x_BSM: jax.Array,
-    rotation: Rotation | None,
-    attend: Attend,
-    tap: Tap,
+    config: DecoderConfig, p: Params, x_BSM: jax.Array, rotation: Rotation | None, attend: Attend, tap: Tap
 ) -> jax.Array:
     """One block: attention, then the MLP on its result, or on the same input in a parallel block."""
     x_BSM = tap("resid_pre", x_BSM)
@@ -274,12 +269,7 @@ def _block(
 
 
 def _attention(
-    config: DecoderConfig,
-    p: Params,
-    x_BSM: jax.Array,
-    rotation: Rotation | None,
-    attend: Attend,
-    tap: Tap,
+    config: DecoderConfig, p: Params, x_BSM: jax.Array, rotation: Rotation | None, attend: Attend, tap: Tap
 ) -> jax.Array:
     """z W_O + b_O with z of `attend`."""
     z_BHSD = attend(*heads_of(config, p, x_BSM, rotation), tap)

@@ -87,8 +87,7 @@ class ParallelConfig(Settings, section="parallel"):
         "XLA gathers them where they are needed. The numbers stay the same.",
     )
     coordinator: str = setting(
-        "",
-        "host:port of process 0, where the processes of a training meet; needed with 2/8, found by slurm and jax.",
+        "", "host:port of process 0, where the processes of a training meet; needed with 2/8, found by slurm and jax."
     )
     heartbeat: int = setting(
         100, "Seconds without a word from one of a training's processes after which the others end.", low=1

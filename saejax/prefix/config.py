@@ -34,8 +34,7 @@ class PrefixConfig(Settings, section="prefix"):
         "on, and the best of them counts.",
     )
     reads: str = setting(
-        "{context}",
-        "What the encoder reads of a record; {context} and {question} stand for its columns.",
+        "{context}", "What the encoder reads of a record; {context} and {question} stand for its columns."
     )
     prompt: str = setting(
         "Question: {question}\nAnswer:", "What each model reads after the prefix, or after the context."
@@ -72,11 +71,7 @@ class PrefixConfig(Settings, section="prefix"):
         for name, width in (("d_encoder", self.d_encoder), ("d_latent", self.d_latent)):
             if width % self.n_head:
                 raise ConfigError(f"prefix.{name} {width} is not a multiple of prefix.n_head {self.n_head}.")
-        for name, fields in (
-            ("reads", ("context", "question")),
-            ("prompt", ("question",)),
-            ("answer", ("answer",)),
-        ):
+        for name, fields in (("reads", ("context", "question")), ("prompt", ("question",)), ("answer", ("answer",))):
             check_template(f"prefix.{name}", getattr(self, name), fields)
         if "{answer}" not in self.answer:
             raise ConfigError(f"prefix.answer is {self.answer!r}; it must hold {{answer}}.")

@@ -35,9 +35,7 @@ class TrainConfig(OptimSettings):
         decides=False,
     )
     spike_factor: float = setting(
-        0.0,
-        "Nor is a step taken whose loss exceeds this many times the median of the last 32; 0 takes them.",
-        low=0,
+        0.0, "Nor is a step taken whose loss exceeds this many times the median of the last 32; 0 takes them.", low=0
     )
     resample_every: int = setting(
         0,

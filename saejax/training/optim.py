@@ -342,9 +342,7 @@ def make_optimizer(
     if config.schedule == "plateau":
         chain.append(
             contrib.reduce_on_plateau(
-                factor=config.plateau_factor,
-                patience=config.plateau_patience,
-                accumulation_size=config.plateau_window,
+                factor=config.plateau_factor, patience=config.plateau_patience, accumulation_size=config.plateau_window
             )
         )
     if config.b_enc_rate != 1 and not OPTIMIZERS[config.optimizer].averages:

@@ -87,12 +87,7 @@ def make_init(
             assert isinstance(learner, Coder), "what starts from a coder is one"
             params, stats = warm.applied(learner, params, stats)
         return TrainState(
-            jnp.int32(0),
-            params,
-            optimizer.init(params),
-            stats,
-            start_average(config, params),
-            start_losses(config),
+            jnp.int32(0), params, optimizer.init(params), stats, start_average(config, params), start_losses(config)
         )
 
     return init

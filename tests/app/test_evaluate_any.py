@@ -327,13 +327,7 @@ def test_the_command_in_a_process_of_its_own(runs: Path, tmp_path: Path) -> None
     command = [sys.executable, "-m", "saejax", "evaluate", "--config=quickstart:tiny", f"--sae={runs / 'saved'}"]
     small = ["--config.eval.tokens=500", "--config.eval.batch_rows=4", "--config.gates.relative_error=0"]
     done = subprocess.run(
-        [*command, *small],
-        check=False,
-        cwd=tmp_path,
-        env=one_device(),
-        text=True,
-        capture_output=True,
-        timeout=300,
+        [*command, *small], check=False, cwd=tmp_path, env=one_device(), text=True, capture_output=True, timeout=300
     )
     assert done.returncode == 1, done.stderr
     ends = ("csv", "html", "md", "pdf", "png", "svg", "tex")

@@ -33,12 +33,7 @@ def test_a_package_is_looked_for_and_not_imported(monkeypatch: pytest.MonkeyPatc
     [
         ("gguf", {"lm": {"model": "a/b.GGUF"}}, "lm", r"lm.model='a/b.GGUF'.*pip install 'gguf"),
         ("gguf", {"lm": {"second": "b.gguf"}}, "lm", r"lm.second='b.gguf'.*pip install 'gguf"),
-        (
-            "tensorboardX",
-            {"train": {"tensorboard": True}},
-            "train",
-            "tensorboard=True.*pip install 'tensorboardX",
-        ),
+        ("tensorboardX", {"train": {"tensorboard": True}}, "train", "tensorboard=True.*pip install 'tensorboardX"),
         ("wandb", {"train": {"wandb": True}}, "train", "train.wandb=True.*pip install 'wandb"),
         ("datasets", {"text": {"source": "hub", "dataset": "a/b"}}, "text", "text.source='hub'.*pip install 'datasets"),
         ("pyarrow", {"text": {"source": "files", "paths": ("x",)}}, "text", "b.parquet'.*pip install 'datasets"),

@@ -342,6 +342,6 @@ def test_an_encoder_is_listed_by_its_modules(tmp_path: Path, capsys: pytest.Capt
     assert found["architecture"] == ["BertForMaskedLM,", "run", "by", "PyTorch"]
     assert found["heads"] == ["4"] and found["context"] == ["48"] and found["d_mlp"] == ["40"]
     assert found["blocks.{0..2}.mlp_out"] == [
-        *("32", "yes", "blocks.{0..2}.hook_mlp_out", "bert.encoder.layer.{0..2}.output.dense.out"),
+        *("32", "yes", "blocks.{0..2}.hook_mlp_out", "bert.encoder.layer.{0..2}.output.dense.out")
     ]
     assert found["bert.encoder.layer.{0..2}.intermediate.dense.out"] == ["40", "yes"]

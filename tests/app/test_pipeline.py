@@ -26,22 +26,10 @@ RUN, STORE = "runs/quickstart-tiny", "stores/quickstart-tiny"
 
 def start(folder: Path, stage: str = "pipeline", *extra: str) -> subprocess.Popen[str]:
     """A launch script in a process of its own, with one device, its runs and stores in `folder`."""
-    command = [
-        sys.executable,
-        "-m",
-        f"launch.{stage}",
-        "--config=configs/quickstart.py:tiny",
-        *SMALLER,
-        *extra,
-    ]
+    command = [sys.executable, "-m", f"launch.{stage}", "--config=configs/quickstart.py:tiny", *SMALLER, *extra]
     folders = [f"--config.runs_dir={folder / 'runs'}", f"--config.stores_dir={folder / 'stores'}"]
     return subprocess.Popen(
-        [*command, *folders],
-        cwd=ROOT,
-        env=one_device(),
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        [*command, *folders], cwd=ROOT, env=one_device(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
 
 
@@ -76,14 +64,7 @@ def test_the_first_command_works_and_ends_with_the_table(undisturbed: tuple[Path
     assert "6 of 6" in output
     assert (folder / RUN / "report.html").stat().st_size > 50_000
     files = {path.name for path in (folder / RUN).iterdir()}
-    assert files >= {
-        "config.json",
-        "environment.json",
-        "metrics.jsonl",
-        "checkpoints",
-        "eval.json",
-        "report.html",
-    }
+    assert files >= {"config.json", "environment.json", "metrics.jsonl", "checkpoints", "eval.json", "report.html"}
     environment = json.loads((folder / RUN / "environment.json").read_text())
     assert environment["packages"]["jax"] and environment["command"][1].endswith("pipeline.py")
 

@@ -77,11 +77,7 @@ def test_seeds_rates_and_sparsity_weights_are_one_program() -> None:
     (group,) = groups(found)
     assert group.members == found and len(found) == 8
     assert found[5].name == "lr0.002-sparsity1.0-seed2"
-    assert group.hyper() == {
-        "lr": [1.0] * 4 + [2.0] * 4,
-        "sparsity": [1.0, 1.0, 4.0, 4.0] * 2,
-        "seed": [1, 2] * 4,
-    }
+    assert group.hyper() == {"lr": [1.0] * 4 + [2.0] * 4, "sparsity": [1.0, 1.0, 4.0, 4.0] * 2, "seed": [1, 2] * 4}
     own = found[6].experiment
     assert (own.coder_seed, own.train.lr, own.coder.l1_coefficient) == (1, 2e-3, 2.0)
     assert (own.name, own.store, own.sweep) == (found[6].name, "tiny", SweepConfig())

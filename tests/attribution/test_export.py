@@ -11,15 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from saejax.attribution.export import (
-    INDEX,
-    feature_number,
-    graph_json,
-    node_ids,
-    scan_of,
-    write_features,
-    write_graph,
-)
+from saejax.attribution.export import INDEX, feature_number, graph_json, node_ids, scan_of, write_features, write_graph
 from saejax.attribution.influence import pruned
 from saejax.core.errors import ConfigError, DataError
 from saejax.interop.circuit_tracer_features import feature_file

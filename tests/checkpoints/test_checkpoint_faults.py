@@ -106,10 +106,7 @@ def test_every_bit_of_the_manifest_counts(two: Checkpoints) -> None:
 def test_truncated_flipped_and_swapped_files_fall_back(two: Checkpoints) -> None:
     path = next(p for p in files_of(two) if p.parent.name == "d" and "params" in p.parts)
     good = path.read_bytes()
-    for bad, said in (
-        (good[:-1], "bytes instead of"),
-        (good[:-1] + bytes([good[-1] ^ 1]), "sha256 mismatch"),
-    ):
+    for bad, said in ((good[:-1], "bytes instead of"), (good[:-1] + bytes([good[-1] ^ 1]), "sha256 mismatch")):
         path.write_bytes(bad)
         assert said in two.verify(2)[0]
         assert_falls_back(two, path)
@@ -254,12 +251,7 @@ for line in sys.stdin:
 
 @pytest.fixture
 def nursery(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    env = {
-        **os.environ,
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-        "XLA_FLAGS": "",
-        "JAX_PLATFORMS": "cpu",
-    }
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
     process = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", WRITER, str(tmp_path / "checkpoints")],
         stdin=subprocess.PIPE,

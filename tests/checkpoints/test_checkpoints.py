@@ -170,12 +170,7 @@ def test_what_is_saved_is_what_was_there_when_save_returned(tmp_path: Path) -> N
 
 
 def test_meta_comes_back_as_json_does(tmp_path: Path) -> None:
-    meta = {
-        "text": "ä \u2028 'quoted'",
-        "numbers": [1, -2.5, 1e300, 2**60],
-        "none": None,
-        "deep": {"a": [{}]},
-    }
+    meta = {"text": "ä \u2028 'quoted'", "numbers": [1, -2.5, 1e300, 2**60], "none": None, "deep": {"a": [{}]}}
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, small(1), meta)
         assert checkpoints.restore(1, small(1))[1] == meta

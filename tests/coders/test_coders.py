@@ -357,12 +357,7 @@ def test_loss_is_pure(preset: str) -> None:
 def test_init(preset: str, norm: float) -> None:
     coder = _coder(preset)
     p = coder.init(jax.random.key(0))
-    assert {name: v.shape for name, v in p.items()} == {
-        "W_enc": (D, F),
-        "b_enc": (F,),
-        "W_dec": (F, D),
-        "b_dec": (D,),
-    }
+    assert {name: v.shape for name, v in p.items()} == {"W_enc": (D, F), "b_enc": (F,), "W_dec": (F, D), "b_dec": (D,)}
     assert all(v.dtype == jnp.float32 for v in p.values())
     np.testing.assert_allclose(np.linalg.norm(p["W_dec"], axis=1), norm, rtol=1e-5)
     np.testing.assert_array_equal(p["W_enc"], p["W_dec"].T)

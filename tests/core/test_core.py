@@ -63,15 +63,7 @@ class Outer:
     weights: tuple[float, ...] | None = None
 
 
-FULL = Outer(
-    "y",
-    True,
-    Inner(1e-3, 7, "n", (4,)),
-    maybe=Inner(note="m"),
-    limit=5,
-    names=("a", "b"),
-    weights=(0.5, 1.0),
-)
+FULL = Outer("y", True, Inner(1e-3, 7, "n", (4,)), maybe=Inner(note="m"), limit=5, names=("a", "b"), weights=(0.5, 1.0))
 
 
 @pytest.mark.parametrize("value", [Outer(), FULL], ids=["defaults", "all set"])
@@ -233,10 +225,7 @@ def test_settings_made_by_hand_are_of_their_types_too() -> None:
     [
         ({"nam": 1}, "Unknown key config.nam. Did you mean 'name'?"),
         ({"inner": {"stepz": 1}}, "Unknown key config.inner.stepz. Did you mean 'steps'?"),
-        (
-            {"qqqqq": 1},
-            "Unknown key config.qqqqq. There are: name, flag, inner, maybe, limit, names, weights.",
-        ),
+        ({"qqqqq": 1}, "Unknown key config.qqqqq. There are: name, flag, inner, maybe, limit, names, weights."),
     ],
 )
 def test_an_unknown_key_names_the_nearest(config: dict[str, Any], message: str) -> None:
@@ -301,11 +290,7 @@ def test_the_default_configuration_is_the_default_experiment() -> None:
 def test_differences() -> None:
     old = {"a": 1, "b": {"c": [1, 2], "d": None}, "gone": "x"}
     new = {"a": 1, "b": {"c": [1, 3], "d": None, "e": 0.5}}
-    assert differences(old, new) == [
-        "b.c: [1, 2] -> [1, 3]",
-        "b.e: None -> 0.5",
-        "gone: 'x' -> None",
-    ]
+    assert differences(old, new) == ["b.c: [1, 2] -> [1, 3]", "b.e: None -> 0.5", "gone: 'x' -> None"]
     assert differences(old, old) == []
     assert differences(to_json(FULL), to_json(Outer()))
 
@@ -359,9 +344,7 @@ def test_a_file_cut_anywhere_in_its_last_line_is_read_and_mended(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "bad",
-    [b"{not json", b"[1, 2]", b'{"loss": 1}', b"7", b"", b'{"step": "two"}', b'{"step": 1, "\xff": 2}'],
-    ids=str,
+    "bad", [b"{not json", b"[1, 2]", b'{"loss": 1}', b"7", b"", b'{"step": "two"}', b'{"step": 1, "\xff": 2}'], ids=str
 )
 def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path, bad: bytes) -> None:
     path = tmp_path / "m.jsonl"

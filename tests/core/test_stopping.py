@@ -84,8 +84,7 @@ LOSERS = (
 
 
 @pytest.mark.parametrize(
-    ("number", "lost"),
-    rest_in("ci", itertools.product(SIGNALS, LOSERS), [(signal.SIGTERM, lost) for lost in LOSERS]),
+    ("number", "lost"), rest_in("ci", itertools.product(SIGNALS, LOSERS), [(signal.SIGTERM, lost) for lost in LOSERS])
 )
 def test_a_signal_that_is_swallowed_gets_out(number: signal.Signals, lost: Callable[[int], None]) -> None:
     before = [signal.getsignal(one) for one in (*SIGNALS, signal.SIGALRM)]

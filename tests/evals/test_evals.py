@@ -456,9 +456,7 @@ def test_tokens_that_are_not_finite_are_left_out_and_counted(
     got = evaluate(TrainedCoder(coder, weights, SITES), broken, packer, EvalConfig(tokens=10**6, batch_rows=4))
 
     whole = dataclasses.replace(
-        packed,
-        keep=packed.keep & ~spoilt[:, None],
-        segments=np.where(spoilt[:, None], np.int32(-1), packed.segments),
+        packed, keep=packed.keep & ~spoilt[:, None], segments=np.where(spoilt[:, None], np.int32(-1), packed.segments)
     )
     flat_x = clean.reshape(-1, clean.shape[-1])
     f = numpy_latents("topk", weights, flat_x.astype(np.float64))
@@ -602,9 +600,7 @@ GOOD_ROWS: list[dict[str, Any]] = [
 
 def gates(metrics: dict[str, Any] | None = None, rows: Any = None, **bars: Any) -> dict[str, Gate]:
     got = check_gates(
-        GateConfig(**bars),
-        GOOD_METRICS if metrics is None else metrics,
-        GOOD_ROWS if rows is None else rows,
+        GateConfig(**bars), GOOD_METRICS if metrics is None else metrics, GOOD_ROWS if rows is None else rows
     )
     return {gate.name: gate for gate in got}
 

@@ -44,10 +44,7 @@ def pins(python: str) -> dict[str, str]:
 def named_requirements() -> list[Requirement]:
     """Everything that pyproject.toml names, all extras included."""
     project = PROJECT["project"]
-    texts = [
-        *project["dependencies"],
-        *(text for extra in project["optional-dependencies"].values() for text in extra),
-    ]
+    texts = [*project["dependencies"], *(text for extra in project["optional-dependencies"].values() for text in extra)]
     return [Requirement(text) for text in texts]
 
 
@@ -182,11 +179,7 @@ class Checkout:
         minor = int(version.split(".")[1])
         path.write_text(
             INTERPRETER.format(
-                here=self.bin,
-                version=version,
-                too_old=int(minor < 11),
-                no_venv=int(not venv),
-                is_311=int(minor == 11),
+                here=self.bin, version=version, too_old=int(minor < 11), no_venv=int(not venv), is_311=int(minor == 11)
             )
         )
         path.chmod(0o755)

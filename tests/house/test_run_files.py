@@ -17,7 +17,7 @@ HOMONYMS = {
     "config.json": (
         *("saejax/lm/", "saejax/interop/", "saejax/core/places.py"),
         *("saejax/text/tokenizer.py", "saejax/text/in_memory.py"),
-    ),
+    )
 }
 
 

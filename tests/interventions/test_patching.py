@@ -10,17 +10,7 @@ from tiny.by_hand import HOOK
 from tiny.intervened import LAST, LM, OTHERS, TOKENS, F, R, S, inside, inside_at_the_end
 
 from saejax.core.errors import ConfigError, DataError
-from saejax.interventions import (
-    added,
-    estimated,
-    interval,
-    logit_difference,
-    matched,
-    only,
-    set_to,
-    share,
-    without,
-)
+from saejax.interventions import added, estimated, interval, logit_difference, matched, only, set_to, share, without
 
 
 def _linear(logits: jax.Array) -> jax.Array:

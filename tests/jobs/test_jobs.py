@@ -284,7 +284,7 @@ def test_submit_hands_over_with_dependencies_and_keeps_the_ids(
     stand_in("squeue", "")
     done = subprocess.run(["jobs/submit.sh"], capture_output=True, text=True, check=True)
     assert [line.split() for line in done.stdout.splitlines()] == [
-        *(["capture", "101"], ["train", "102"], ["evaluate", "103"], ["report", "104"], ["figures", "105"]),
+        *(["capture", "101"], ["train", "102"], ["evaluate", "103"], ["report", "104"], ["figures", "105"])
     ]
     ids = {"capture": "101", "train": "102", "evaluate": "103", "report": "104", "figures": "105"}
     assert json.loads((tmp_path / "jobs/submitted.json").read_text()) == {"jobs": ids}

@@ -224,10 +224,7 @@ PUBLISHED = {
     ),
     "OLMo-2-7B": (_sizes(32, 4096, 11008, 32, 100352, 4096, model_type="olmo2"), 7_298_617_344),
     "SmolLM3-3B": (_sizes(36, 2048, 11008, 16, 128256, 65536, model_type="smollm3"), 3_075_098_624),
-    "Qwen3-30B-A3B": (
-        _sizes(48, 2048, 6144, 32, 151936, 40960, model_type="qwen3_moe", head_dim=128),
-        30_532_122_624,
-    ),
+    "Qwen3-30B-A3B": (_sizes(48, 2048, 6144, 32, 151936, 40960, model_type="qwen3_moe", head_dim=128), 30_532_122_624),
     "OLMoE-1B-7B": (_sizes(16, 2048, 1024, 16, 50304, 4096, model_type="olmoe"), 6_919_161_856),
     "phi-2": (_sizes(32, 2560, 10240, 32, 51200, 2048, model_type="phi", partial_rotary_factor=0.4), 2_779_683_840),
 }

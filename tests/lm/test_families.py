@@ -199,11 +199,7 @@ OLD_WORDS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "qwen2": ("qwen2", {"rope_theta": 10000.0}, ("rope_parameters", "layer_types")),
     "smollm3": (
         "smollm3",
-        {
-            "rope_theta": 100.0,
-            "rope_scaling": {"type": "linear", "factor": 3.0},
-            "no_rope_layer_interval": 2,
-        },
+        {"rope_theta": 100.0, "rope_scaling": {"type": "linear", "factor": 3.0}, "no_rope_layer_interval": 2},
         ("rope_parameters", "layer_types", "no_rope_layers", "tie_word_embeddings"),
     ),
 }

@@ -88,7 +88,7 @@ def test_what_else_the_families_differ_in(tmp_path: Path) -> None:
         published(name, tmp_path)
         configs[name] = checkpoint.read_config(tmp_path)[1]
     assert {n for n, c in configs.items() if c.tied_embeddings} == {
-        *("gpt2", "gpt2-medium", "gemma-2b", "qwen2.5-3b-instruct"),
+        *("gpt2", "gpt2-medium", "gemma-2b", "qwen2.5-3b-instruct")
     }
     assert {n for n, c in configs.items() if c.norm == "rms"} == {"gemma-2b", "llama-3-8b", "qwen2.5-3b-instruct"}
     assert {n for n, c in configs.items() if c.gated_mlp} == {"gemma-2b", "llama-3-8b", "qwen2.5-3b-instruct"}

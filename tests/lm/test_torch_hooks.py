@@ -30,13 +30,7 @@ from saejax.text import PackedRows, Tokenizer
 torch = pytest.importorskip("torch", reason="models in PyTorch need it: pip install 'saejax[torch]'")
 transformers = pytest.importorskip("transformers")
 
-from saejax.lm.torch_hooks import (  # noqa: E402 - after the skips
-    TorchModel,
-    find_batch_rows,
-    from_module,
-    probe,
-    run_chunk,
-)
+from saejax.lm.torch_hooks import TorchModel, find_batch_rows, from_module, probe, run_chunk  # noqa: E402 - after the skips
 
 # PyTorch has no module whose output is the heads' results before W_O.
 POINTS = [name for name in JAX_POINTS if not name.endswith("attn_z")]

@@ -34,13 +34,7 @@ def test_a_step_is_measured_with_the_amounts_that_a_plan_has_of_it() -> None:
     kind, (amounts, seconds) = calibrate.step_point("standard", 16, 64, 128, 4)
     outline = Outline.of(
         experiment_with(
-            {
-                "coder.preset": "standard",
-                "coder.d_sae": 64,
-                "coder.k": 4,
-                "train.batch_size": 128,
-                "train.tokens": 1280,
-            }
+            {"coder.preset": "standard", "coder.d_sae": 64, "coder.k": 4, "train.batch_size": 128, "train.tokens": 1280}
         )
     )
     assert kind == step_kind(outline.coder()) == "relu.l1+lift+mse" and 0 < seconds < 5

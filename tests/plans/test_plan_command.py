@@ -81,13 +81,7 @@ def test_a_sweep_has_its_programs_in_one_row() -> None:
 
 
 def test_more_devices_than_rows_is_a_row_that_says_so() -> None:
-    code, text = said(
-        made(train__batch_size=63, train__tokens=6300),
-        devices=(
-            1,
-            2,
-        ),
-    )
+    code, text = said(made(train__batch_size=63, train__tokens=6300), devices=(1, 2))
     assert code == 0 and "cannot be: train.batch_size 63 cannot be split over 2 devices" in text
 
 

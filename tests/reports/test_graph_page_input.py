@@ -81,14 +81,8 @@ def test_a_graph_that_is_none_is_refused(tmp_path: Path, change: Any, words: str
         ({"faithful": FAITHFUL | {"layers": []}}, "one number for each layer"),
         ({"faithful": FAITHFUL | {"rows": [FAITHFUL["rows"][0] | {"path": None}]}}, "measure path"),
         ({"heads": {"edges": []}}, "saejax graph --heads"),
-        (
-            {"heads": {"edges": [{"source": "a", "target": 1}], "scores": []}},
-            "target of a head is",
-        ),
-        (
-            {"heads": {"edges": [], "scores": [{"block": 0, "head": 0, "query": 11, "key": 0}]}},
-            "query of a score",
-        ),
+        ({"heads": {"edges": [{"source": "a", "target": 1}], "scores": []}}, "target of a head is"),
+        ({"heads": {"edges": [], "scores": [{"block": 0, "head": 0, "query": 11, "key": 0}]}}, "query of a score"),
         ({"effects": [EFFECTS[0] | {"measured": None}]}, "measured change of 'set to zero'"),
         ({"effects": [EFFECTS[0] | {"interval": [1]}]}, "interval of 'set to zero'"),
     ],

@@ -188,11 +188,7 @@ def test_gates_are_counted_as_passed_failed_and_not_measured() -> None:
 
 @pytest.mark.parametrize(
     ("reads", "writes", "shown"),
-    [
-        (["a"], ["a"], "a"),
-        (["a", "b"], ["a", "b"], "a, b"),
-        (["a", "b"], ["c", "d"], "a, b -> c, d"),
-    ],
+    [(["a"], ["a"], "a"), (["a", "b"], ["a", "b"], "a, b"), (["a", "b"], ["c", "d"], "a, b -> c, d")],
 )
 def test_the_summary_names_every_hook_point(run: Path, reads: list[str], writes: list[str], shown: str) -> None:
     content = EVALUATION | {"hook_point": reads[0], "reads": reads, "writes": writes}

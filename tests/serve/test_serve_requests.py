@@ -272,10 +272,7 @@ HOSTILE = ['"""\nimport os\nos.mkdir("ran")\n"""', "'; import os; '", "\\", "\n"
 
 @pytest.mark.parametrize("text", HOSTILE, ids=repr)
 def test_no_value_becomes_code(site: Site, text: str, tmp_path: Path) -> None:
-    e = requested(
-        site,
-        mine({"text.column": text, "text.template": text * 3, "lm.device": text}),
-    )
+    e = requested(site, mine({"text.column": text, "text.template": text * 3, "lm.device": text}))
     source = as_file(to_config_dict(e), "What a job runs.", "saejax train")
     tree = ast.parse(source)
     assert [type(node).__name__ for node in tree.body] == ["Expr", "ImportFrom", "ImportFrom", "FunctionDef"]
@@ -350,11 +347,7 @@ def test_the_fast_values_as_far_as_the_activations_allow(site: Site) -> None:
     assert (e.coder.d_sae, e.train.lr, e.coder.matmul_dtype) == (8192, 2e-3, "bfloat16")
     assert (e.train.batch_size, e.train.tokens, e.train.max_rows) == (1024, 50 * ROWS, 0)
     assert e.train.early_stop_patience == 0, "there is nothing held out"
-    e, _ = training(
-        site,
-        activations(0, "planted", hook_point="h", latent_dim=64, max_epochs=2),
-        fast=True,
-    )
+    e, _ = training(site, activations(0, "planted", hook_point="h", latent_dim=64, max_epochs=2), fast=True)
     assert (e.coder.d_sae, e.train.tokens) == (64, 2 * 1024)
     assert (e.train.batch_size, e.train.early_stop_patience, e.train.validate_epochs) == (256, 5, 0.25)
 
@@ -428,10 +421,7 @@ def test_a_captured_store_needs_the_model_and_text_it_was_captured_with(site: Si
 
 def test_stopping_early_needs_something_held_out(site: Site) -> None:
     with pytest.raises(ConfigError, match="give heldout_data_path"):
-        training(
-            site,
-            activations(6, str(site.folders.data[0] / "x.npy"), early_stopping_patience=3),
-        )
+        training(site, activations(6, str(site.folders.data[0] / "x.npy"), early_stopping_patience=3))
 
 
 def test_a_file_that_is_none_is_refused_before_a_job_is_made(site: Site) -> None:

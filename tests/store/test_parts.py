@@ -184,10 +184,7 @@ def test_batches_visit_every_row_once_an_epoch(ragged: Path) -> None:
     order=st.permutations(range(PARTS)),
 )
 def test_no_order_and_no_interruption_changes_a_byte(
-    tmp_path_factory: pytest.TempPathFactory,
-    available: tuple[int, ...],
-    stops: list[tuple[int, int]],
-    order: list[int],
+    tmp_path_factory: pytest.TempPathFactory, available: tuple[int, ...], stops: list[tuple[int, int]], order: list[int]
 ) -> None:
     folder = tmp_path_factory.mktemp("orders")
     for part, batches in stops:

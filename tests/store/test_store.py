@@ -429,10 +429,7 @@ def test_tensors_of_torch_are_stored_as_the_numbers_that_they_hold(tmp_path):
 
 def test_a_second_writer_is_refused_at_once(tmp_path):
     arguments = {"identity": {}, "hook_points": {"h": 4}, "n_tokens": 10, "layout": LAYOUT}
-    with (
-        StoreWriter.open(tmp_path / "s", **arguments),
-        pytest.raises(BusyError, match="another process"),
-    ):
+    with StoreWriter.open(tmp_path / "s", **arguments), pytest.raises(BusyError, match="another process"):
         StoreWriter.open(tmp_path / "s", **arguments)
     StoreWriter.open(tmp_path / "s", **arguments).close()
 
@@ -452,10 +449,7 @@ def test_batches_without_rows_count_and_end_a_store(tmp_path):
             for index in range(start, steps):
                 n, tokens = (128, full) if index == 0 else (0, none)
                 writer.append(
-                    {"h": np.ones((n, 4), np.float32)},
-                    tokens,
-                    cursor={"batch": index},
-                    counters={"dropped": 5},
+                    {"h": np.ones((n, 4), np.float32)}, tokens, cursor={"batch": index}, counters={"dropped": 5}
                 )
             if steps == 3:
                 writer.finish()

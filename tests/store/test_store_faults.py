@@ -185,14 +185,7 @@ def test_a_full_disk_says_so_and_loses_nothing(tmp_path):
     process = script(path, 0.02, 6000, 20)
     output, _ = process.communicate()
     assert process.returncode == 1, output
-    for part in (
-        "could not be written",
-        "disk is full",
-        "bytes free at",
-        str(path),
-        "shard ",
-        "run the same command",
-    ):
+    for part in ("could not be written", "disk is full", "bytes free at", str(path), "shard ", "run the same command"):
         assert part in output
     assert "Committed shards are intact" in output
     with pytest.raises(DataError, match="not complete"):

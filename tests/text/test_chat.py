@@ -14,16 +14,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from saejax.core.errors import ConfigError, DataError
-from saejax.text import (
-    ChatTemplate,
-    Packer,
-    Source,
-    SourceConfig,
-    TextConfig,
-    Tokenizer,
-    begins_with_bos,
-    open_source,
-)
+from saejax.text import ChatTemplate, Packer, Source, SourceConfig, TextConfig, Tokenizer, begins_with_bos, open_source
 
 WORDS = [*(f"w{i}" for i in range(20)), "a"]
 TOKENS = ("<bos>", "<eos>", "<unk>", "<pad>", "<image>")

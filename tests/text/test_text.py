@@ -615,12 +615,7 @@ BAD_FILES: dict[str, tuple[Callable[[Path], Any], str, dict[str, Any], str]] = {
     "no object": (_lines(b'{"text": "a"}\n["b"]\n'), "x.jsonl", {}, r"x\.jsonl, line 2 is a list"),
     "column": (_rows("x.jsonl", [{"body": "a", "id": 1}]), "x.jsonl", {"column": "txt"}, NO_COLUMN),
     "later column": (_rows("x.jsonl", [{"text": "a"}, {"b": "a"}]), "x.jsonl", {}, "row 2: no column 'text'"),
-    "parquet column": (
-        _rows("x.parquet", [{"b": "a"}]),
-        "x.parquet",
-        {},
-        r"x\.parquet, row 1: no column 'text'",
-    ),
+    "parquet column": (_rows("x.parquet", [{"b": "a"}]), "x.parquet", {}, r"x\.parquet, row 1: no column 'text'"),
     "not text": (_rows("x.jsonl", [{"text": 5}]), "x.jsonl", {}, "row 1: column 'text' holds int, not text"),
     "null": (_rows("x.parquet", [{"text": "a"}, {"text": None}]), "x.parquet", {}, "row 2.*holds NoneType"),
     "template": (TEXT_ROW, "x.jsonl", {"template": "{title}"}, NO_FIELD),
@@ -662,12 +657,7 @@ BAD_FILES: dict[str, tuple[Callable[[Path], Any], str, dict[str, Any], str]] = {
     ),
     "JSON that is no list": (_bytes("x.json", b'{"data": []}'), "x.json", {}, r"x\.json holds no list; name.*\.jsonl"),
     "JSON of numbers": (_bytes("x.json", b'["a", 12]'), "x.json", {}, r"x\.json, record 2 is a int, not an object"),
-    "JSON that is cut": (
-        _bytes("x.json", b'["a", "b'),
-        "x.json",
-        {},
-        r"x\.json, record 2 is not JSON, or .* cut: U",
-    ),
+    "JSON that is cut": (_bytes("x.json", b'["a", "b'), "x.json", {}, r"x\.json, record 2 is not JSON, or .* cut: U"),
     "JSON without its end": (_bytes("x.json", b'["a", "b"'), "x.json", {}, r"record 3 is not JSON, or the file is cut"),
     "JSON with a comma too many": (_bytes("x.json", b'["a",]'), "x.json", {}, r"record 2 is not JSON.*Expecting value"),
     "JSON without a comma": (_bytes("x.json", b'["a" "b"]'), "x.json", {}, r"record 2 is not JSON.*Expecting ','"),
@@ -680,12 +670,7 @@ BAD_FILES: dict[str, tuple[Callable[[Path], Any], str, dict[str, Any], str]] = {
     "CSV that is cut": (_bytes("x.csv", b'text\n"a\nb'), "x.csv", {}, r"x\.csv, line 3 is not CSV: unexpected end"),
     "CSV of two columns": (_bytes("x.csv", b"text,text\n1,2\n"), "x.csv", {}, r"x\.csv names a column twice: text"),
     "CSV of Latin-1": (_bytes("x.csv", "text\nï".encode("latin-1")), "x.csv", {}, "x.csv is not UTF-8.*byte 5 is 0xef"),
-    "no parquet": (
-        lambda f: (f / "x.parquet").write_bytes(b"PAR1"),
-        "x.parquet",
-        {},
-        "is not a readable parquet",
-    ),
+    "no parquet": (lambda f: (f / "x.parquet").write_bytes(b"PAR1"), "x.parquet", {}, "is not a readable parquet"),
 }
 
 

@@ -25,13 +25,7 @@ CODERS = {
     "standard": CoderConfig(preset="standard", d_sae=64, l1_coefficient=0.3, matmul_dtype="float32"),
 }
 CONFIG = TrainConfig(
-    tokens=30 * 128,
-    batch_size=128,
-    lr=3e-3,
-    checkpoint_every=7,
-    validate_every=10,
-    log_every=1,
-    block_chunks=4,
+    tokens=30 * 128, batch_size=128, lr=3e-3, checkpoint_every=7, validate_every=10, log_every=1, block_chunks=4
 )
 
 

@@ -247,10 +247,7 @@ def test_what_changes_is_said() -> None:
 GROWN = list(itertools.product(("crosscoder", "clt"), SPARSITIES))
 
 
-@pytest.mark.parametrize(
-    ("topology", "sparsity"),
-    rest_in("ci", GROWN, [("crosscoder", "relu"), ("clt", "batchtopk")]),
-)
+@pytest.mark.parametrize(("topology", "sparsity"), rest_in("ci", GROWN, [("crosscoder", "relu"), ("clt", "batchtopk")]))
 def test_new_latents_leave_the_old_ones_alone(topology: str, sparsity: str) -> None:
     sae = source(topology, sparsity)
     coder = coder_of(

@@ -79,16 +79,7 @@ def _save(to: Fixtures, case: str, ae: torch.nn.Module, config: dict, x: torch.T
             arrays["latents_as_trained"] = ae.encode(x)
             note = "its loader folds decoder norms to 1; latents_as_trained are from the file's own weights"
     hooks = [f"resid_post_layer_{LAYER}"]
-    to.add(
-        folder,
-        PEER,
-        topology="autoencoder",
-        sparsity=sparsity,
-        hooks_in=hooks,
-        model=LM,
-        arrays=arrays,
-        note=note,
-    )
+    to.add(folder, PEER, topology="autoencoder", sparsity=sparsity, hooks_in=hooks, model=LM, arrays=arrays, note=note)
 
 
 def _new(to: Fixtures) -> None:

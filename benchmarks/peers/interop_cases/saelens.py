@@ -62,14 +62,7 @@ PLAIN = {
     "jumprelu_transcoder": ("JumpReLUTranscoder", D_OUT, {}, "transcoder", "jumprelu", None),
     "jumprelu_skip_transcoder": ("JumpReLUSkipTranscoder", D_OUT, {}, "skip_transcoder", "jumprelu", None),
     "bf16": ("JumpReLUSAE", None, {"dtype": "bfloat16"}, "autoencoder", "jumprelu", None),
-    "layer_norm": (
-        "StandardSAE",
-        None,
-        {"normalize_activations": "layer_norm"},
-        "autoencoder",
-        "relu",
-        None,
-    ),
+    "layer_norm": ("StandardSAE", None, {"normalize_activations": "layer_norm"}, "autoencoder", "relu", None),
     "constant_norm_rescale": (
         "StandardSAE",
         None,

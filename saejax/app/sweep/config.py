@@ -15,9 +15,7 @@ class SweepConfig(Settings, section="sweep"):
     """
 
     seeds: tuple[int, ...] = setting(
-        (),
-        "Seeds of the coder's start and of resampling; the order of the activations is the same for all.",
-        low=0,
+        (), "Seeds of the coder's start and of resampling; the order of the activations is the same for all.", low=0
     )
     lrs: tuple[float, ...] = setting((), "Learning rates.", above=0)
     sparsity_scales: tuple[float, ...] = setting((), "Factors of the sparsity weights.", above=0)

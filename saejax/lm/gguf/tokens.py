@@ -16,12 +16,7 @@ _CONTROL, _USER_DEFINED = 3, 4
 _SPACE = "\u2581"
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = _WORDS % r"\p{N}{1,3}"
-_SPLITS = {
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "smaug-bpe": _LLAMA3,
-    "qwen2": _WORDS % r"\p{N}",
-}
+_SPLITS = {"llama-bpe": _LLAMA3, "llama3": _LLAMA3, "smaug-bpe": _LLAMA3, "qwen2": _WORDS % r"\p{N}"}
 
 
 def tokenizer_json(header: Header) -> tuple[str, dict[str, Any]]:

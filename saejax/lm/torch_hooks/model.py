@@ -84,8 +84,6 @@ class TorchModel:
     pure = False
     params: Any = dataclasses.field(default_factory=dict, init=False)
 
-    # -------------------------------------------------------------------------------------------------- hook points
-
     def hook_points(self) -> dict[str, int]:
         """{hook point: width}: the names in blocks first, then every module's places."""
         return self.config.widths
@@ -122,8 +120,6 @@ class TorchModel:
 
     def _repr_html_(self) -> str:
         return model_html(self)
-
-    # ------------------------------------------------------------------------------------------------------ running
 
     def run(
         self,

@@ -60,11 +60,7 @@ def from_module(
 
 
 def _measured(
-    module: Any,
-    tokenizer: Tokenizer | None,
-    identity: dict[str, Any],
-    context_length: int,
-    synonyms: Mapping[str, str],
+    module: Any, tokenizer: Tokenizer | None, identity: dict[str, Any], context_length: int, synonyms: Mapping[str, str]
 ) -> TorchModel:
     config = text_config(module)
     pad = getattr(config, "pad_token_id", None)

@@ -178,9 +178,7 @@ class Browser:
         search, how = window.search, (window.sort, window.down)
         key = ("order", table.version, search, *how, remarks.version if search.word else ())
         return self._cache.get(
-            key,
-            lambda: table.matching(search, remarks.matching(search), *how),
-            lambda order: 40 * len(order) + 500,
+            key, lambda: table.matching(search, remarks.matching(search), *how), lambda order: 40 * len(order) + 500
         )
 
     def _rows_without(self, sae: TrainedCoder, window: Window, remarks: Remarks) -> dict[str, Any]:

@@ -131,21 +131,14 @@ def _about_features(routes: APIRouter, services: Services) -> None:
 
     @routes.get("/api/provenance/{name:path}", summary="Where a run, or a feature's example, comes from")
     def provenance(
-        name: str,
-        feature: Id | None = None,
-        example: Annotated[int, Query(ge=0, le=10_000)] = 0,
+        name: str, feature: Id | None = None, example: Annotated[int, Query(ge=0, le=10_000)] = 0
     ) -> Response:
         return _answer(services.provenance.of(services.place(name), feature, example))
 
 
 def _with_models(routes: APIRouter, services: Services) -> None:
     @routes.get("/api/similar/{dictionary:path}", summary="Features that write alike, by the cosine of decoder rows")
-    def similar(
-        dictionary: str,
-        id: Id,
-        other: Name = "",
-        count: Count = 20,
-    ) -> Response:
+    def similar(dictionary: str, id: Id, other: Name = "", count: Count = 20) -> Response:
         there = services.place(other) if other else None
         return _answer({"rows": services.models.similar(services.place(dictionary), id, there, count)})
 
