@@ -45,20 +45,19 @@ def largest_mask(values: jax.Array, k: jax.Array | int) -> jax.Array:
 def largest_of_rows(values: jax.Array, k: int, falling: bool = True) -> jax.Array:
     """int32 [B, ..., k]: indices of the k largest of [B, ..., F] along F; of equals at the border the lower are in.
 
-    They come with falling values, among equals the lower first; or with rising indices, which is quicker.
+    They come with falling values, among equals the lower first; or with rising indices.
     """
     shards = shards_of(values.shape[0], values.shape[-1])
-    find = top_k if falling else quick_top_k
 
     def local(own: jax.Array) -> jax.Array:
-        if shards.n_along_latents == 1:
-            return find(own, k)[1]
         # What is among the k largest of all is among the k largest of its device. These are side by side in the order
         # of the latents, so that among equals the first place is the lowest index.
-        best, at = find(own, min(k, own.shape[-1]))
+        best, at = quick_top_k(own, min(k, own.shape[-1]))
         best, at = shards.beside(best), shards.beside(at + shards.first_latent(own.shape[-1]))
-        at = jnp.take_along_axis(at, top_k(best, k)[1], axis=-1)
-        return at if falling else jnp.sort(at, axis=-1)
+        if falling or best.shape[-1] > k:
+            at = jnp.take_along_axis(at, top_k(best, k)[1], axis=-1)
+            at = at if falling else jnp.sort(at, axis=-1)
+        return at
 
     middle = "G" * (values.ndim - 2)
     return shards.run(local, f"B{middle}F", f"B{middle}K")(values)
