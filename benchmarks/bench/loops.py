@@ -104,6 +104,7 @@ def milliseconds(part: Part) -> tuple[float, float]:
 
 
 def main() -> None:
+    os.environ["OMP_WAIT_POLICY"] = "passive"  # or the loops' threads would run on while XLA's are timed
     keep_memory()
     there = {row.name: row for row in CPU_ROWS}
     lines: list[list[str]] = []

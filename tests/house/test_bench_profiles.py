@@ -1,10 +1,13 @@
-"""The table of what steps are made of, and the two libraries in turn."""
+"""The table of what steps are made of, loops by hand, and the two libraries in turn."""
+
+import shutil
+from pathlib import Path
 
 import pytest
 
 from benchmarks import products
-from benchmarks.bench import profiles
-from benchmarks.bench.rows import CPU_ROWS
+from benchmarks.bench import loops, profiles
+from benchmarks.bench.rows import CPU_ROWS, Row
 from saejax.training.trace import row as a_time
 
 pytestmark = pytest.mark.ci
@@ -31,3 +34,10 @@ def test_libraries_take_turns_and_the_first_call_of_each_does_not_count() -> Non
     taken = products.seconds({name: lambda name=name: calls.append(name) for name in ("default", "Eigen")}, 3)
     assert calls == ["default", "Eigen"] * 4
     assert {name: len(of) for name, of in taken.items()} == {"default": 3, "Eigen": 3}
+
+
+@pytest.mark.skipif(not shutil.which("c++"), reason="no C++ compiler")
+def test_loops_by_hand_give_the_sums_of_a_step(tmp_path: Path) -> None:
+    found = loops.parts(Row("tiny", "topk", 24, 160, k=5, batch=64), loops.compiled(tmp_path))  # raises if they differ
+    assert [name for name, *_ in found] == ["select", "decode", "gradient of the values", "gradient of the rows"]
+    assert found[0][1] == 64 * 160 * 4 / 1e6 and all(ms > 0 for ms in loops.milliseconds(found[1]))
