@@ -145,21 +145,21 @@ class Topology:
         W_GFN: jax.Array,
         x: jax.Array,
         pre: jax.Array,
-        at: jax.Array,
+        indices: jax.Array,
         rows_P: jax.Array | None = None,
     ) -> jax.Array:
-        """pre at `at`, [B, K] or [B, G, K], where pre is known already; its gradient stays sparse (and skips x).
+        """pre at `indices`, [B, K] or [B, G, K], where pre is known already; its gradient stays sparse (and skips x).
 
-        W_GFN, to which it goes, is from `encoder_rows`. Of a list for the batch: pre at (rows, at), [P].
+        W_GFN, to which it goes, is from `encoder_rows`. Of a list for the batch: pre at (rows, indices), [P].
         """
         bias = self.encoder_bias(params)
         (x_BGN, _), raw = self.encoders(params, x), jax.lax.stop_gradient(pre - bias[None])
         n_tokens, n_groups, n_latents = len(x), len(W_GFN), pre.shape[-1]
         raw_BGF, bias_GF = raw.reshape(n_tokens, n_groups, n_latents), bias.reshape(n_groups, n_latents)
         if rows_P is not None:
-            kept_P = kept_listed(x_BGN, W_GFN, raw_BGF, rows_P, at, n_tokens)
-            return kept_P + of_latents_listed(bias_GF, rows_P, at, n_tokens)
-        at_BGK = at.reshape(n_tokens, n_groups, at.shape[-1])
+            kept_P = kept_listed(x_BGN, W_GFN, raw_BGF, rows_P, indices, n_tokens)
+            return kept_P + of_latents_listed(bias_GF, rows_P, indices, n_tokens)
+        at_BGK = indices.reshape(n_tokens, n_groups, indices.shape[-1])
 
         def of_group(g: int) -> jax.Array:
             kept_BK = kept_pre_activations(x_BGN[:, g], W_GFN[g], raw_BGF[:, g], at_BGK[:, g])
