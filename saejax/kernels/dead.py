@@ -26,7 +26,7 @@ from saejax.kernels.shards import Shards, shards_of
 # Turns of a loop over all latents, where there are enough. A block that is filled up with nothing then costs at most a
 # twelfth of the encoder's product; on 2 CPU cores products of 128 columns run at the rate of wide ones.
 TURNS, LEAST_BLOCK = 48, 128
-_TOKENS_A_TURN = 8
+_TOKENS_A_TURN, _WIDE = 8, 2**14
 
 # [B, F] of each group. As one array [B, G, F] XLA makes a copy of it, dead latents or not.
 Pre = tuple[jax.Array, ...]
@@ -43,7 +43,7 @@ def decode_largest_reference(pre_BGF: jax.Array, dead_GF: jax.Array, rows: Group
 def greatest_token(pre: jax.Array) -> jax.Array:
     """max_b pre[b] over all tokens of the batch, [B, ..., F] -> [..., F]; no gradient.
 
-    On a CPU by eight tokens a turn: XLA's own maximum of [2048, 49152] over the first axis takes 211 ms there, this 20.
+    Of wide arrays on a CPU by eight tokens a turn: XLA's own maximum of [2048, 49152] takes 211 ms there, this 20.
     """
 
     def in_turns(own: jax.Array) -> jax.Array:
@@ -55,7 +55,8 @@ def greatest_token(pre: jax.Array) -> jax.Array:
         return jax.lax.fori_loop(0, len(own) // n, turn, own[0])[None]
 
     def local(own: jax.Array) -> jax.Array:
-        return jax.lax.platform_dependent(own, cpu=in_turns, default=lambda own: own.max(0, keepdims=True))
+        at_once = functools.partial(jnp.max, axis=0, keepdims=True)
+        return jax.lax.platform_dependent(own, cpu=in_turns if own[0].size > _WIDE else at_once, default=at_once)
 
     layout = "B" + "G" * (pre.ndim - 2) + "F"
     return greatest_of_batch(shards_of(len(pre), pre.shape[-1]).run(local, layout, layout)(pre).max(0))

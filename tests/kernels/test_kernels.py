@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
 
+from saejax.kernels import dead
 from saejax.kernels.batch import DATA, LATENT, for_tokens, greatest_of_batch, least_of_batch, over_tokens
 from saejax.kernels.dead import greatest_token
 from saejax.kernels.dense import decode_dense, decode_dense_split, product
@@ -234,9 +235,11 @@ def test_sums_over_tokens_and_numbers_for_tokens_are_each_others_gradients(shape
         np.testing.assert_array_equal(np.reshape(spread, shape), np.broadcast_to(of_latents, shape))
 
 
+@pytest.mark.parametrize("wide", [0, 2**14])
 @pytest.mark.parametrize("n_tokens", [16, 13])
-def test_the_greatest_of_tokens(n_tokens: int) -> None:
+def test_the_greatest_of_tokens(n_tokens: int, wide: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of both signs, tiny and huge; as one program has them, as every device for itself, and over two kinds of mesh."""
+    monkeypatch.setattr(dead, "_WIDE", wide)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(n_tokens, 2, 8)).astype(np.float32)
     x[:, 0, 0], x[:, 0, 1], x[:, 0, 2] = -np.abs(x[:, 0, 0]), -np.inf, rng.choice([-3e38, -1e-30], n_tokens)
