@@ -71,8 +71,8 @@ def kept_listed(
     return entries_listed(pre_BGF, rows_P, latents_P)
 
 
-def _kept_fwd(x_BGD, W_GFD, pre_BGF, rows_P, latents_P, n_tokens):  # type: ignore[no-untyped-def]
-    return entries_listed(pre_BGF, rows_P, latents_P), (x_BGD, W_GFD, rows_P, latents_P)
+def _kept_fwd(*arguments: Any) -> tuple[jax.Array, Any]:
+    return kept_listed(*arguments), (*arguments[:2], *arguments[3:5])  # all but pre
 
 
 def _kept_bwd(n_tokens: int, residuals: Any, g_P: jax.Array) -> Any:
@@ -120,8 +120,8 @@ def of_latents_listed(vector_GF: jax.Array, rows_P: jax.Array, latents_P: jax.Ar
     return shards.run(local, "GF P P", "P")(vector_GF, rows_P, latents_P)
 
 
-def _of_latents_fwd(vector_GF, rows_P, latents_P, n_tokens):  # type: ignore[no-untyped-def]
-    return of_latents_listed(vector_GF, rows_P, latents_P, n_tokens), (vector_GF, rows_P, latents_P)
+def _of_latents_fwd(*arguments: Any) -> tuple[jax.Array, Any]:
+    return of_latents_listed(*arguments), arguments[:3]
 
 
 def _of_latents_bwd(n_tokens: int, residuals: Any, g_P: jax.Array) -> Any:

@@ -6,8 +6,8 @@ Over devices (see `shards`) only counts travel; for the k largest of each row, e
 
 Lists are found in two rounds. The k largest numbers lie in the k groups of neighbours whose maxima are largest, among
 equal maxima the first: each group before the last one that is taken has a number of its own that comes before that
-one's. So k groups are found among the maxima, and then k numbers among the members of these groups. What
-is searched is small, every pass is one loop that all cores share, and what is chosen goes to its place by its rank.
+one's. So k groups are found among the maxima, and then k numbers among the members of these groups. What is searched is
+small, every pass is one loop that all cores share, and what is chosen goes to its place by its rank.
 """
 
 from collections.abc import Callable
