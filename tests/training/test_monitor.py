@@ -1,6 +1,7 @@
 """Monitoring says what a training takes, warns once, and changes nothing."""
 
 import re
+import statistics
 import sys
 import types
 from pathlib import Path
@@ -36,8 +37,10 @@ def test_rows_say_what_it_takes_and_no_number_changes(store: Path, tmp_path: Pat
         for row in rows:
             assert sum(row[key] for key in LOOP) == pytest.approx(1)
             assert all(-1e-9 <= row[key] <= 1 for key in LOOP)
-            assert 1e7 < row["host/memory_bytes"] < 1e12 and 0 <= row["host/cpu"] < 1.5
+            assert 1e7 < row["host/memory_bytes"] < 1e12 and row["host/cpu"] >= 0
             assert "device/memory_bytes" not in row, "JAX knows no memory of CPU devices"
+        # Of some milliseconds the two clocks may say 1.6: the kernel counts a thread's time when it looks.
+        assert statistics.median(row["host/cpu"] for row in rows) < 1.5
     assert (tmp_path / "profiled" / "profile.json").is_file()
     assert not any("warning" in line for line in said)
 
