@@ -24,10 +24,11 @@ import jax.numpy as jnp
 
 from saejax.kernels.segments import sum_pairs
 
-_ROWS_AT_ONCE = 8
+_ROWS_AT_ONCE, _EVEN_AT_ONCE = 8, 16
 # Entries of a block of sums: 256 kB, which stay in a core's cache.
 _PAIRS_IN_BLOCK = 2**16
-_PIECE, _TURN = 512, 128
+# Entries of a piece of products: 4 MB. With half as many XLA takes twice as long, for it leaves a core idle.
+_PIECE, _TURN = 2**20, 128
 # Pairs of a row that a block waits for.
 _LONG = 64
 # Numbers of the sums of longer rows that are held at once, 64 MB.
@@ -117,15 +118,45 @@ def weighted_sums(weights_P: jax.Array, sources_P: jax.Array, rows: PairRows, ta
     return jax.lax.platform_dependent(*arrays, cpu=sums_on_cpu, default=elsewhere)
 
 
-def sums_on_cpu(
-    weights_P: jax.Array, sources_P: jax.Array, rows: PairRows, table_ND: jax.Array, even: bool = False
-) -> jax.Array:
-    """`weighted_sums` on a CPU. Where rows are known to be `even`, all of one length, none is divided."""
+def even_sums_on_cpu(weights_RK: jax.Array, sources_RK: jax.Array, table_ND: jax.Array) -> jax.Array:
+    """`weighted_sums` on a CPU of rows that all have K pairs: out_r = sum_k weights_rk table[sources_rk]. -> [R, D]"""
+    (n_rows, k), D = weights_RK.shape, table_ND.shape[1]
+    size, n = min(n_rows, _near(_PAIRS_IN_BLOCK / D)), min(k, _EVEN_AT_ONCE)
+    zero = jnp.where(False, weights_RK[0, 0] + table_ND[0, 0], 0)
+
+    def block(pairs: tuple[jax.Array, jax.Array]) -> jax.Array:
+        def turn(t: jax.Array, sums_TD: jax.Array) -> jax.Array:
+            weight_TU, source_TU = (jax.lax.dynamic_slice_in_dim(a, t * n, n, 1) for a in pairs)
+            return _added(sums_TD, weight_TU, source_TU, table_ND)
+
+        return jax.lax.fori_loop(0, pairs[0].shape[1] // n, turn, jnp.broadcast_to(zero, (size, D)))
+
+    padded = [jnp.pad(a, ((0, -n_rows % size), (0, -k % n))) for a in (weights_RK, sources_RK)]
+    blocks = [a.reshape(-1, size, a.shape[1]) for a in padded]
+    return jax.lax.map(block, tuple(blocks)).reshape(-1, D)[:n_rows]
+
+
+def _added(sums_TD: jax.Array, weight_TU: jax.Array, source_TU: jax.Array, table_ND: jax.Array) -> jax.Array:
+    """sums_t + sum_u weight_tu table[source_tu], one row after another."""
+    # Behind a barrier, or every entry of the sums would look for its weight and source again.
+    weight_TU, source_TU = jax.lax.optimization_barrier((weight_TU, source_TU))
+    for u in range(source_TU.shape[1]):
+        sums_TD = sums_TD + weight_TU[:, u, None] * _gathered_rows(table_ND, source_TU[:, u])
+    return sums_TD
+
+
+def _near(number: float) -> int:
+    """The power of two that is nearest, 8 at least."""
+    return int(max(8, 2 ** round(math.log2(number))))
+
+
+def sums_on_cpu(weights_P: jax.Array, sources_P: jax.Array, rows: PairRows, table_ND: jax.Array) -> jax.Array:
+    """`weighted_sums` on a CPU."""
     n_pairs = weights_P.shape[0]
     if rows.places is None:
         return weighted_sums_reference(weights_P, sources_P, rows.keys, table_ND, rows.start.shape[0])
     weights_P, sources_P = weights_P[rows.places], sources_P[rows.places]
-    if even or n_pairs <= _LONG:
+    if n_pairs <= _LONG:
         return _in_blocks(weights_P, sources_P, rows.start, rows.sizes, table_ND)
     # A row that is longer than _LONG goes on in rows of its own, E at most, and adds what they come to.
     more_R = jnp.maximum(-(-rows.sizes // _LONG) - 1, 0)
@@ -165,7 +196,7 @@ def _in_blocks(
     And `also` (sums [E, D], first, count [R]): as many of these sums from the first on; with them go the longest rows.
     """
     n_rows, D, n_pairs = start_R.shape[0], table_ND.shape[1], weights_P.shape[0]
-    size = min(n_rows, max(8, 2 ** round(math.log2(_PAIRS_IN_BLOCK / D))))
+    size = min(n_rows, _near(_PAIRS_IN_BLOCK / D))
     length_R, most = (sizes_R, n_pairs) if also is None else (sizes_R + also[2], _LONG + n_pairs // _LONG)
     order_R = jnp.pad(_fullest_first(length_R, most), (0, -n_rows % size), constant_values=n_rows)
     # In other people's shard_map what is carried must vary over devices from the start.
@@ -179,11 +210,7 @@ def _in_blocks(
             rank_TU = t * _ROWS_AT_ONCE + jnp.arange(_ROWS_AT_ONCE, dtype=jnp.int32)[None]
             at_TU = jnp.minimum(start_T[:, None] + rank_TU, n_pairs - 1)
             weight_TU = jnp.where(rank_TU < count_T[:, None], weights_P[at_TU], 0)
-            # Behind a barrier, or every entry of the sums would look for its weight and source again.
-            weight_TU, source_TU = jax.lax.optimization_barrier((weight_TU, sources_P[at_TU]))
-            for u in range(_ROWS_AT_ONCE):
-                sums_TD = sums_TD + weight_TU[:, u, None] * _gathered_rows(table_ND, source_TU[:, u])
-            return sums_TD
+            return _added(sums_TD, weight_TU, sources_P[at_TU], table_ND)
 
         turns = -(-count_T.max() // _ROWS_AT_ONCE)
         sums_TD = jax.lax.fori_loop(0, turns, turn, jnp.broadcast_to(zero, (size, D)))
@@ -240,7 +267,8 @@ def products_on_cpu(
     tables: Sequence[tuple[jax.Array, jax.Array]], rows_P: jax.Array, latents_P: jax.Array
 ) -> jax.Array:
     """`row_products` on a CPU, by pieces of the list; of each piece the tables that it has pairs of."""
-    n_pairs, size, n_rows = rows_P.shape[0], min(_PIECE, rows_P.shape[0]), tables[0][0].shape[0]
+    n_pairs, n_rows = rows_P.shape[0], tables[0][0].shape[0]
+    size = min(n_pairs, _near(_PIECE / max(W_FD.shape[1] for _, W_FD in tables)))
     rows_P = jnp.pad(rows_P, (0, -n_pairs % size), constant_values=len(tables) * n_rows)
     latents_P = jnp.pad(latents_P, (0, -n_pairs % size))
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from saejax.kernels.groups import Groups
-from saejax.kernels.pairs import PairRows, few, ordered, products_on_cpu, sums_on_cpu, turned
+from saejax.kernels.pairs import even_sums_on_cpu, few, ordered, products_on_cpu, sums_on_cpu, turned
 from saejax.kernels.segments import sum_by_latent, tally_by_latent
 from saejax.kernels.shards import Shards, shards_of
 
@@ -246,13 +246,8 @@ def _weighted_rows(values_BK: jax.Array, indices_BK: jax.Array, W_FD: jax.Array)
         return (values_BK[..., None] * W_FD[indices_BK]).sum(1)
 
     def by_pairs(values_BK: jax.Array, indices_BK: jax.Array, W_FD: jax.Array) -> jax.Array:
-        n_rows, k = indices_BK.shape
-        if few(n_rows * k, W_FD.shape[1]):
-            return at_once(values_BK, indices_BK, W_FD)
-        start_B = jnp.arange(n_rows, dtype=jnp.int32) * k
-        places_P = jnp.arange(n_rows * k, dtype=jnp.int32)
-        rows = PairRows(places_P, start_B, jnp.full_like(start_B, k), places_P // k)
-        return sums_on_cpu(values_BK.reshape(-1), indices_BK.reshape(-1), rows, W_FD, even=True)
+        way = at_once if few(indices_BK.size, W_FD.shape[1]) else even_sums_on_cpu
+        return way(values_BK, indices_BK, W_FD)
 
     def by_k(values_BK: jax.Array, indices_BK: jax.Array, W_FD: jax.Array) -> jax.Array:
         def add(k: int, out_BD: jax.Array) -> jax.Array:
