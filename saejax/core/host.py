@@ -77,7 +77,7 @@ def keep_memory() -> bool:
     except (AttributeError, OSError, TypeError):
         return False
     # One heap for all threads: a thread's own one cannot hold arrays above 64 MB, and maps those.
-    return all(mallopt(name, value) for name, value in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, 2**31 - 1), (_ARENA_MAX, 1)))
+    return all(mallopt(name, value) for name, value in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1), (_ARENA_MAX, 1)))
 
 
 def give_way() -> None:

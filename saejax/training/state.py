@@ -76,16 +76,17 @@ def make_init(
     config: TrainConfig,
     prepare: Callable[[Any], Any] = lambda params: params,
 ) -> Callable[..., TrainState]:
-    """(seed, warm start or None) -> TrainState, for the caller to compile or only shape.
+    """(seed, warm start or None, parameters if they are there) -> TrainState, for the caller to compile or only shape.
 
     `prepare` moves fresh parameters to the data.
     """
 
-    def init(seed: Any, warm: WarmStart | None = None) -> TrainState:
+    def init(seed: Any, warm: WarmStart | None = None, made: Any = None) -> TrainState:
         params, stats = prepare(learner.init(stream(seed, "init"))), learner.init_stats()
         if warm is not None:
             assert isinstance(learner, Coder), "what starts from a coder is one"
             params, stats = warm.applied(learner, params, stats)
+        params = params if made is None else made
         return TrainState(
             jnp.int32(0), params, optimizer.init(params), stats, start_average(config, params), start_losses(config)
         )
@@ -106,6 +107,13 @@ def abstract_state(learner: Learnable, init: Callable[..., TrainState], mesh: Me
 def init_state(
     init: Callable[..., TrainState], seed: int, abstract: TrainState, warm: WarmStart | None = None
 ) -> TrainState:
-    """The state at step 0, born with the shardings of `abstract`."""
-    start = jax.jit(init, out_shardings=jax.tree.map(lambda s: s.sharding, abstract))
-    return start(seed) if warm is None else start(seed, warm.placed(abstract.params))
+    """The state at step 0, born with the shardings of `abstract`.
+
+    The parameters come first: what is made on the way to them is gone by then, and the moments take its memory.
+    """
+    placed = jax.tree.map(lambda s: s.sharding, abstract)
+    given = None if warm is None else warm.placed(abstract.params)
+    first = jax.jit(lambda seed, warm: init(seed, warm).params, out_shardings=placed.params)
+    params = jax.block_until_ready(first(seed, given))
+    rest = jax.jit(lambda *given: init(*given).replace(params=None), out_shardings=placed.replace(params=None))
+    return rest(seed, given, params).replace(params=params)
