@@ -199,8 +199,9 @@ def _in_blocks(
     size = min(n_rows, _near(_PAIRS_IN_BLOCK / D))
     length_R, most = (sizes_R, n_pairs) if also is None else (sizes_R + also[2], _LONG + n_pairs // _LONG)
     order_R = jnp.pad(_fullest_first(length_R, most), (0, -n_rows % size), constant_values=n_rows)
-    # In other people's shard_map what is carried must vary over devices from the start.
-    zero = jnp.where(False, weights_P[0] + table_ND[0, 0], 0)
+    # Made of what is there, though it is 0: it then varies over devices, as what is carried must in other people's
+    # shard_map, and XLA fills each sum where it lies. Of zeros that it knew it would make one array, and copy that.
+    zero = jnp.minimum(start_R[0], 0).astype(table_ND.dtype)
 
     def block(i: jax.Array, out_RD: jax.Array) -> jax.Array:
         rows_T = jax.lax.dynamic_slice_in_dim(order_R, i * size, size)
