@@ -38,10 +38,6 @@ def decode_listed(
     return shards.run(local, "P P P FR", "BD")(values_P, rows_P, latents_P, tables)
 
 
-def _listed_fwd(*arguments: Any) -> tuple[jax.Array, Any]:
-    return decode_listed(*arguments), arguments[:4]
-
-
 def _listed_bwd(n_tokens: int, per_token: int, residuals: Any, g_RD: jax.Array) -> Any:
     values_P, rows_P, latents_P, tables = residuals
     shards = shards_of(n_tokens, tables[0].shape[0])
@@ -57,7 +53,7 @@ def _listed_bwd(n_tokens: int, per_token: int, residuals: Any, g_RD: jax.Array) 
     return of_values, None, None, of_tables
 
 
-decode_listed.defvjp(_listed_fwd, _listed_bwd)
+decode_listed.defvjp(lambda *arguments: (decode_listed(*arguments), arguments[:4]), _listed_bwd)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
@@ -69,10 +65,6 @@ def kept_listed(
     As `sparse.kept_pre_activations`: no gradient flows into pre, nor into x.
     """
     return entries_listed(pre_BGF, rows_P, latents_P)
-
-
-def _kept_fwd(*arguments: Any) -> tuple[jax.Array, Any]:
-    return kept_listed(*arguments), (*arguments[:2], *arguments[3:5])  # all but pre
 
 
 def _kept_bwd(n_tokens: int, residuals: Any, g_P: jax.Array) -> Any:
@@ -91,7 +83,8 @@ def _kept_bwd(n_tokens: int, residuals: Any, g_P: jax.Array) -> Any:
     return None, grad_GFD, None, None, None
 
 
-kept_listed.defvjp(_kept_fwd, _kept_bwd)
+# All but pre, and the number of tokens.
+kept_listed.defvjp(lambda *given: (kept_listed(*given), (*given[:2], *given[3:5])), _kept_bwd)
 
 
 def entries_listed(dense: jax.Array, rows_P: jax.Array, latents_P: jax.Array) -> jax.Array:
@@ -120,16 +113,12 @@ def of_latents_listed(vector_GF: jax.Array, rows_P: jax.Array, latents_P: jax.Ar
     return shards.run(local, "GF P P", "P")(vector_GF, rows_P, latents_P)
 
 
-def _of_latents_fwd(*arguments: Any) -> tuple[jax.Array, Any]:
-    return of_latents_listed(*arguments), arguments[:3]
-
-
 def _of_latents_bwd(n_tokens: int, residuals: Any, g_P: jax.Array) -> Any:
     vector_GF, rows_P, latents_P = residuals
     return tally_listed(g_P, rows_P, latents_P, (n_tokens, *vector_GF.shape)), None, None
 
 
-of_latents_listed.defvjp(_of_latents_fwd, _of_latents_bwd)
+of_latents_listed.defvjp(lambda *arguments: (of_latents_listed(*arguments), arguments[:3]), _of_latents_bwd)
 
 
 def tally_listed(weights_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array, shape: tuple[int, ...]) -> jax.Array:

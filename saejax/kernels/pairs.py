@@ -15,14 +15,13 @@ that results depend neither on the number of cores nor on chance.
 Where there is little to multiply (`few`), the plain references take no longer and compile in a tenth of the time.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from saejax.kernels.segments import sum_pairs
+from saejax.kernels.segments import power_of_two, sum_pairs
 
 _ROWS_AT_ONCE, _EVEN_AT_ONCE = 8, 16
 # Entries of a block of sums: 256 kB, which stay in a core's cache.
@@ -121,7 +120,7 @@ def weighted_sums(weights_P: jax.Array, sources_P: jax.Array, rows: PairRows, ta
 def even_sums_on_cpu(weights_RK: jax.Array, sources_RK: jax.Array, table_ND: jax.Array) -> jax.Array:
     """`weighted_sums` on a CPU of rows that all have K pairs: out_r = sum_k weights_rk table[sources_rk]. -> [R, D]"""
     (n_rows, k), D = weights_RK.shape, table_ND.shape[1]
-    size, n = min(n_rows, _near(_PAIRS_IN_BLOCK / D)), min(k, _EVEN_AT_ONCE)
+    size, n = min(n_rows, max(8, power_of_two(_PAIRS_IN_BLOCK / D))), min(k, _EVEN_AT_ONCE)
     zero = jnp.where(False, weights_RK[0, 0] + table_ND[0, 0], 0)
 
     def block(pairs: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -143,11 +142,6 @@ def _added(sums_TD: jax.Array, weight_TU: jax.Array, source_TU: jax.Array, table
     for u in range(source_TU.shape[1]):
         sums_TD = sums_TD + weight_TU[:, u, None] * _gathered_rows(table_ND, source_TU[:, u])
     return sums_TD
-
-
-def _near(number: float) -> int:
-    """The power of two that is nearest, 8 at least."""
-    return int(max(8, 2 ** round(math.log2(number))))
 
 
 def sums_on_cpu(weights_P: jax.Array, sources_P: jax.Array, rows: PairRows, table_ND: jax.Array) -> jax.Array:
@@ -196,7 +190,7 @@ def _in_blocks(
     And `also` (sums [E, D], first, count [R]): as many of these sums from the first on; with them go the longest rows.
     """
     n_rows, D, n_pairs = start_R.shape[0], table_ND.shape[1], weights_P.shape[0]
-    size = min(n_rows, _near(_PAIRS_IN_BLOCK / D))
+    size = min(n_rows, max(8, power_of_two(_PAIRS_IN_BLOCK / D)))
     length_R, most = (sizes_R, n_pairs) if also is None else (sizes_R + also[2], _LONG + n_pairs // _LONG)
     order_R = jnp.pad(_fullest_first(length_R, most), (0, -n_rows % size), constant_values=n_rows)
     # Made of what is there, though it is 0: it then varies over devices, as what is carried must in other people's
@@ -269,7 +263,7 @@ def products_on_cpu(
 ) -> jax.Array:
     """`row_products` on a CPU, by pieces of the list; of each piece the tables that it has pairs of."""
     n_pairs, n_rows = rows_P.shape[0], tables[0][0].shape[0]
-    size = min(n_pairs, _near(_PIECE / max(W_FD.shape[1] for _, W_FD in tables)))
+    size = min(n_pairs, power_of_two(_PIECE / max(W_FD.shape[1] for _, W_FD in tables)))
     rows_P = jnp.pad(rows_P, (0, -n_pairs % size), constant_values=len(tables) * n_rows)
     latents_P = jnp.pad(latents_P, (0, -n_pairs % size))
 

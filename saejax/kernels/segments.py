@@ -131,11 +131,11 @@ def _gather_bounds(n_tokens: int, n_pairs: int, n_latents: int) -> tuple[int, in
 
     The first makes F c + N log2(last / c), the places that are gathered from, small.
     """
-    first = _power_of_two(max(4, 1.44 * n_pairs / n_latents))
-    return first, max(first, _power_of_two(n_tokens / _TOKENS_A_PAIR))
+    first = power_of_two(max(4, 1.44 * n_pairs / n_latents))
+    return first, max(first, power_of_two(n_tokens / _TOKENS_A_PAIR))
 
 
-def _power_of_two(number: float) -> int:
+def power_of_two(number: float) -> int:
     """The nearest from below."""
     return 1 << max(0, int(number).bit_length() - 1)
 

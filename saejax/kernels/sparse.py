@@ -49,10 +49,6 @@ def decode_groups(values_BGK: jax.Array, indices_BGK: jax.Array, rows: Groups) -
     return shards.run(local, "BGK BGK FR", "BD")(values_BGK, indices_BGK, rows)
 
 
-def _decode_fwd(values_BGK: jax.Array, indices_BGK: jax.Array, rows: Groups) -> tuple[jax.Array, Any]:
-    return decode_groups(values_BGK, indices_BGK, rows), (values_BGK, indices_BGK, rows)
-
-
 def _decode_bwd(residuals: Any, g_BD: jax.Array) -> tuple[jax.Array, None, Groups]:
     values_BGK, indices_BGK, rows = residuals
     shards = shards_of(indices_BGK.shape[0], rows[0].shape[0])
@@ -70,7 +66,7 @@ def _decode_bwd(residuals: Any, g_BD: jax.Array) -> tuple[jax.Array, None, Group
     return of_values, None, of_rows
 
 
-decode_groups.defvjp(_decode_fwd, _decode_bwd)
+decode_groups.defvjp(lambda *arguments: (decode_groups(*arguments), arguments), _decode_bwd)
 
 
 @jax.custom_vjp
@@ -107,10 +103,6 @@ def kept_pre_activations(x_BD: jax.Array, W_FD: jax.Array, pre_BF: jax.Array, in
     return _gather_entries(pre_BF, indices_BK)
 
 
-def _kept_fwd(x_BD, W_FD, pre_BF, indices_BK):  # type: ignore[no-untyped-def]
-    return _gather_entries(pre_BF, indices_BK), (x_BD, indices_BK, W_FD.shape[0])
-
-
 def _kept_bwd(residuals, g_BK: jax.Array):  # type: ignore[no-untyped-def]
     x_BD, indices_BK, n_latents = residuals
     shards = shards_of(indices_BK.shape[0], n_latents)
@@ -124,7 +116,10 @@ def _kept_bwd(residuals, g_BK: jax.Array):  # type: ignore[no-untyped-def]
     return None, grad_FD, None, None
 
 
-kept_pre_activations.defvjp(_kept_fwd, _kept_bwd)
+kept_pre_activations.defvjp(
+    lambda x_BD, W_FD, pre_BF, indices_BK: (_gather_entries(pre_BF, indices_BK), (x_BD, indices_BK, W_FD.shape[0])),
+    _kept_bwd,
+)
 
 
 @jax.custom_vjp
@@ -159,25 +154,17 @@ def spread(values: jax.Array, indices: jax.Array, n_latents: int) -> jax.Array:
     return shards.run(local, f"B{middle}K B{middle}K", f"B{middle}F")(values, indices)
 
 
-def _entries_fwd(dense, indices):  # type: ignore[no-untyped-def]
-    return _gather_entries(dense, indices), (indices, dense.shape[-1])
-
-
 def _entries_bwd(residuals, g):  # type: ignore[no-untyped-def]
     indices, n_latents = residuals
     return spread(g, indices, n_latents), None
-
-
-def _spread_fwd(values, indices, n_latents):  # type: ignore[no-untyped-def]
-    return spread(values, indices, n_latents), indices
 
 
 def _spread_bwd(n_latents, indices, g):  # type: ignore[no-untyped-def]
     return entries(g, indices), None
 
 
-entries.defvjp(_entries_fwd, _entries_bwd)
-spread.defvjp(_spread_fwd, _spread_bwd)
+entries.defvjp(lambda dense, at: (_gather_entries(dense, at), (at, dense.shape[-1])), _entries_bwd)
+spread.defvjp(lambda values, at, n_latents: (spread(values, at, n_latents), at), _spread_bwd)
 
 
 @jax.custom_vjp
@@ -212,16 +199,12 @@ def tally(weights_BK: jax.Array, indices_BK: jax.Array, n_latents: int) -> jax.A
     return shards.run(local, "BK BK", "F")(weights_BK, indices_BK)
 
 
-def _of_latents_fwd(vector_F, indices_BK):  # type: ignore[no-untyped-def]
-    return of_latents(vector_F, indices_BK), (indices_BK, vector_F.shape[0])
-
-
 def _of_latents_bwd(residuals, g_BK):  # type: ignore[no-untyped-def]
     indices_BK, n_latents = residuals
     return tally(g_BK, indices_BK, n_latents), None
 
 
-of_latents.defvjp(_of_latents_fwd, _of_latents_bwd)
+of_latents.defvjp(lambda vector_F, at_BK: (of_latents(vector_F, at_BK), (at_BK, vector_F.shape[0])), _of_latents_bwd)
 
 
 def _local_indices(indices: jax.Array, n_own: int, shards: Shards) -> tuple[jax.Array, jax.Array | None]:

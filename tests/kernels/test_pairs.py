@@ -47,6 +47,7 @@ def test_sums_of_rows_and_products_are_those_of_the_references(
     n_rows: int, n_latents: int, D: int, n_pairs: int, skew: float, held: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pairs, "_HELD", held)  # what long rows come to, all at once and in pieces
+    monkeypatch.setattr(pairs, "_PIECE", held)  # the products too
     a, rng = _list(n_rows, n_latents, n_pairs, skew), np.random.default_rng(1)
     W, g = (rng.normal(size=(n, D)).astype(np.float32) for n in (n_latents, n_rows))
     rows, latents, values = a["rows"], a["latents"], a["values"]
@@ -71,6 +72,20 @@ def test_sums_of_rows_and_products_are_those_of_the_references(
     wanted = (of_rows, of_rows, of_latents, products, products)
     for i, (one, want) in enumerate(zip((*got[:3], *(p[there] for p in got[3:])), wanted, strict=True)):
         np.testing.assert_allclose(one, want, rtol=0, atol=1e-6 * max(1.0, float(np.abs(want).max())), err_msg=str(i))
+
+
+@pytest.mark.parametrize(("n_rows", "k", "D"), [(3, 1, 8), (20, 37, 8), (24, 16, 12), (9, 32, 4)])
+def test_sums_of_rows_of_one_length_are_those_of_float64(
+    n_rows: int, k: int, D: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that fill their last block and others, and lengths that fill their last turn and others."""
+    monkeypatch.setattr(pairs, "_PAIRS_IN_BLOCK", 8 * D)
+    rng = np.random.default_rng(k)
+    weights, table = rng.normal(size=(n_rows, k)).astype(np.float32), rng.normal(size=(50, D)).astype(np.float32)
+    sources = rng.integers(0, 50, (n_rows, k)).astype(np.int32)
+    got = jax.jit(pairs.even_sums_on_cpu)(weights, sources, table)
+    wanted = (weights[..., None].astype(np.float64) * table[sources]).sum(1)
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5)
 
 
 def test_sums_of_a_long_list_take_no_memory_of_its_length_times_the_width() -> None:

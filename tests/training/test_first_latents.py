@@ -15,10 +15,12 @@ from tiny.covering import rest_in
 
 from saejax.coders import SPARSITIES, TOPOLOGIES, Coder, CoderConfig, Sites, build
 from saejax.core.errors import ConfigError
+from saejax.parallel import ParallelConfig, make_mesh
 from saejax.store import ArrayRows, Statistics
 from saejax.trained import TrainedCoder, folded, unscaled
 from saejax.training import TrainConfig
-from saejax.training.state import TrainState, make_init
+from saejax.training.optim import make_optimizer
+from saejax.training.state import TrainState, abstract_state, init_state, make_init
 from saejax.training.warm_start import WarmStart, begun_warm
 
 D, F, K, B = 6, 24, 4, 64
@@ -93,11 +95,16 @@ def begun(
     sae: TrainedCoder, coder: Coder, sites: Sites, resamples: bool = False
 ) -> tuple[TrainState, Sites, list[str]]:
     """The state at step 0, the sites with the latents' unit, and what is said."""
+    warm, sites, notes = warm_of(sae, coder, sites, resamples)
+    return make_init(coder, optax.adam(1e-3), CONFIG)(3, warm), sites, notes
+
+
+def warm_of(sae: TrainedCoder, coder: Coder, sites: Sites, resamples: bool = False) -> tuple[WarmStart, Sites, Any]:
     x = raw(coder).reshape(B, -1, D)
     batch: Any = Batch(dict.fromkeys(sites.writes, x[:, 0]) | {name: x[:, i] for i, name in enumerate(sites.reads)})
     warm, sites, notes = begun_warm(sae, coder, sites, batch, resamples)
     assert isinstance(warm, WarmStart)
-    return make_init(coder, optax.adam(1e-3), CONFIG)(3, warm), sites, notes
+    return warm, sites, notes
 
 
 def scaled(sites: Sites, x: np.ndarray) -> jax.Array:
@@ -326,3 +333,18 @@ def test_other_widths_are_refused() -> None:
     wide = build(CoderConfig("topk", d_sae=F, k=K), 2 * D, 10)
     with pytest.raises(ConfigError, match=r"reads activations of width 6, this training 12"):
         begun_warm(sae, wide, sites_of(wide), Batch({}), False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("settings", [{}, {"ema_decay": 0.9}, {"optimizer": "schedule_free", "schedule": "constant"}])
+def test_what_learns_is_born_in_two_programs_as_in_one(settings: dict[str, Any], warm: bool) -> None:
+    """On a mesh, to the same bits: parameters first, then the moments and averages of them."""
+    coder = coder_of("autoencoder", "jumprelu")
+    given = warm_of(source("autoencoder", "relu"), coder, sites_of(coder, names="a"))[0] if warm else None
+    config = TrainConfig(tokens=100 * B, batch_size=B, lr=0.01, **settings)
+    init = make_init(coder, make_optimizer(config), config)
+    abstract = abstract_state(coder, init, make_mesh(ParallelConfig((2, 2))))
+    state, one = init_state(init, 3, abstract, given), jax.jit(init)(3, given)
+    jax.tree.map(np.testing.assert_array_equal, state, one)
+    assert jax.tree.map(lambda leaf: leaf.sharding, state) == jax.tree.map(lambda leaf: leaf.sharding, abstract)
+    assert bool(state.averaged) == bool(settings)
