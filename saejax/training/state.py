@@ -115,5 +115,6 @@ def init_state(
     given = None if warm is None else warm.placed(abstract.params)
     first = jax.jit(lambda seed, warm: init(seed, warm).params, out_shardings=placed.params)
     params = jax.block_until_ready(first(seed, given))
-    rest = jax.jit(lambda *given: init(*given).replace(params=None), out_shardings=placed.replace(params=None))
-    return rest(seed, given, params).replace(params=params)
+    without = dataclasses.replace(placed, params=None)
+    rest = jax.jit(lambda *given: dataclasses.replace(init(*given), params=None), out_shardings=without)
+    return dataclasses.replace(rest(seed, given, params), params=params)
