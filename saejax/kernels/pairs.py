@@ -6,11 +6,11 @@
 A pair's row is whatever has a sum of its own: a token, or a token and a group, and for the gradient of a weight, which
 is the same product with the list in another order, a latent. `ordered` puts a list in the order of its rows.
 
-Rows are taken fullest first, a block of them at a time, and each block runs as many turns as its fullest row needs. So
-that no block waits for the few latents that fire all the time, long rows are divided, and their parts added up. A turn
-gathers eight rows of the table into one loop, which XLA runs on all cores. With one row a turn the same sums took
-two to three times as long; scatters run on one core. Every row is summed by itself in the order of the list, so
-that results depend neither on the number of cores nor on chance.
+Rows are taken fullest first, a block of them at a time, and each block runs as many turns as its fullest row needs.
+So that no block waits for the few latents that fire all the time, long rows are divided, and their parts added up. A
+turn gathers eight rows of the table (sixteen where all rows are of one length) into one loop, which XLA runs on all
+cores. With one row a turn the same sums took two to three times as long; scatters run on one core. Every row is
+summed by itself in the order of the list, so that results depend neither on the number of cores nor on chance.
 
 Where there is little to multiply (`few`), the plain references take no longer and compile in a tenth of the time.
 """
