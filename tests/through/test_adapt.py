@@ -91,7 +91,7 @@ def test_a_dictionary_that_learns_too_has_the_gradient_of_both_losses() -> None:
     how = dataclasses.replace(HOW, dictionary_lr=2e-3)
     trainers = [PlainDescent(lm, sae, one, Sinks()) for one in (HOW, how)]
     (alone, value), (both, other) = (trainer.step()(trainer.start(), packed) for trainer in trainers)
-    assert float(value) == pytest.approx(float(other), rel=1e-6)
+    assert float(value) == pytest.approx(float(other), rel=1e-5)
     for module, pair in alone["matrices"].items():  # the changes learn what they learn by themselves
         for a, b in zip(pair, both["matrices"][module], strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-8)
